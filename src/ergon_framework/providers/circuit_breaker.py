@@ -173,6 +173,7 @@ class CircuitBreaker:
             store_timeout=self.store_timeout_seconds,
             longest_probe=longest,
             probe_renewer=self.probe_renewer,
+            may_wait=type(store) is not MemoryProviderStore,
         )
         with self._lock:
             self._circuits[key] = circuit

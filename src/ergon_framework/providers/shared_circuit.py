@@ -44,7 +44,6 @@ from ergon_framework.ports.providerstore import (
     ProviderStore,
     ShortensCooldowns,
 )
-from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.threads import BoundedThreads
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.storage.deadlines import PROVIDER_BUDGET
@@ -230,8 +229,11 @@ class Circuit:
         store_timeout: float = STORE_TIMEOUT,
         longest_probe: float | None = None,
         probe_renewer: ProbeRenewer = PROBE_RENEWER,
+        may_wait: bool = True,
     ) -> None:
-        """Probes are renewed for ``longest_probe`` seconds; None: they end with their lease."""
+        """Probes are renewed for ``longest_probe`` seconds; None: they end with their lease. A
+        store that never makes a caller wait (``may_wait``) is asked without a limit.
+        """
         self._probe_renewer = probe_renewer
         self._longest_probe = longest_probe
         self._is_slow = False
@@ -241,8 +243,7 @@ class Circuit:
         self.key = key
         self.rule = rule
         self._store = store
-        self._is_local = type(store) is MemoryProviderStore
-        """Whether the store never makes a caller wait."""
+        self._may_wait = may_wait
         self.now = store.now
         """The clock of the store."""
         self._emit = emit
@@ -348,7 +349,7 @@ class Circuit:
 
     def _ask(self, work: Callable[[], T]) -> T:
         """Ask the store, and wait for a limited time: a change can be written later."""
-        if self._is_local:
+        if not self._may_wait:
             return work()
         began_at = monotonic()
         try:
