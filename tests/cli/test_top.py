@@ -48,6 +48,36 @@ def test_for_programs(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["rates"]["done"] is None
 
 
+def test_a_count_that_ends_at_a_bound_has_a_plus() -> None:
+    """In the totals and in the line of its queue."""
+    counts = dict.fromkeys(("pending", "active", "retrying", "failed", "completed"), 1)
+    more = ["pending", "failed"]
+    queue = {
+        "name": "q",
+        "counts": counts,
+        "more": more,
+        "oldest_due": 1.0,
+        "done_per_second": None,
+        "state": {"level": "ok", "text": "running"},
+    }
+    found = {
+        "at": "2026-01-01T00:00:00Z",
+        "attention": [],
+        "counts": counts,
+        "more": more,
+        "rates": {"done": None},
+        "queues": [queue],
+        "queues_in_all": 1_000,
+        "are_more_queues": True,
+        "workers": [],
+    }
+    said = ["".join(piece.text for piece in line) for line in lines_of(found)]
+    assert said[1] == "2+ waiting  1 running  1 completed  1+ gave up"
+    [line] = [line.split() for line in said if line.startswith("q ")]
+    assert line[1:3] == ["2+", "1"]
+    assert f"and {1_000 - MOST_QUEUES}+ more queues:  ergon queues" in said
+
+
 def test_nothing_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An empty store says what makes something; one that is not there is an error."""
     fill_jobs(tmp_path, waiting=0)
@@ -64,6 +94,7 @@ def test_a_long_list_is_cut() -> None:
     counts = dict.fromkeys(("pending", "active", "retrying", "failed", "completed"), 1)
     queue = {
         "counts": counts,
+        "more": [],
         "oldest_due": 1.0,
         "done_per_second": None,
         "state": {"level": "ok", "text": "running"},
@@ -73,7 +104,10 @@ def test_a_long_list_is_cut() -> None:
         "at": "2026-01-01T00:00:00Z",
         "attention": [concern] * (MOST_CONCERNS + 2),
         "counts": counts,
+        "more": [],
         "rates": {"done": 1.5},
+        "queues_in_all": MOST_QUEUES + 3,
+        "are_more_queues": False,
         "queues": [{**queue, "name": f"q{n}"} for n in range(MOST_QUEUES + 3)],
         "workers": [],
     }

@@ -13,7 +13,7 @@ from starlette.responses import StreamingResponse
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.totals import BOUNDS
-from ergon_framework.ports.jobstore import Job, WorkerRecord
+from ergon_framework.ports.jobstore import Job, StatusCounts, WorkerRecord
 from ergon_framework.ports.providerstore import CallTotals, LaneCount, ProviderStats, QuotaTotals
 from ergon_framework.web.console.attention import JobsSeen, concerns, queue_chip
 from ergon_framework.web.console.events import ChangeEvents
@@ -123,6 +123,25 @@ def test_dead_letters_are_told_by_what_they_share() -> None:
     assert each.subject == "4 jobs"
     assert "3 of the latest 4 failed in render: KeyError: 'vat_0'." in each.text
     assert each.link == "/dead-letters"
+
+
+def test_a_count_that_ends_at_a_bound_is_told_as_such() -> None:
+    """With a plus behind it; and nothing is said of all where not all were counted."""
+    dead = [{"handler": "render", "last_error": None}] * 3
+    totals = StatusCounts(counts={"failed": 3}, more=("failed",))
+    behind = queue(counts={"pending": 1}, more=["pending"], oldest_due=90.0)
+    found = concerns(JobsSeen(0.0, [behind], [worker()], dead, totals=totals), [])
+    letters, late = found
+    assert letters.subject == "3+ jobs"
+    assert "3 of the latest 3 failed in render" in letters.text
+    assert late.hint.startswith("1+ jobs wait.")
+
+
+def test_queues_that_were_not_looked_at_are_told() -> None:
+    """Nobody takes silence about them for good news."""
+    found = JobsSeen(0.0, [queue()], [worker()], [], is_all=False, are_more_due=True)
+    [each] = concerns(found, [])
+    assert (each.level, each.subject, each.link) == ("warn", "Many queues", "/queues")
 
 
 def at(seconds: float) -> str:

@@ -91,6 +91,28 @@ def test_the_overview_as_json(client: ConsoleClient) -> None:
     assert [queue["name"] for queue in found["jobs"]["queues"]] == ["mail", "pics"]
 
 
+def test_among_many_queues_those_with_due_jobs_are_found(tmp_path: Path) -> None:
+    """Also behind the first ones by name; the pages of queues have all of them, by their names."""
+    file = tmp_path / "ergon.toml"
+    file.write_text('[store]\nurl = "sqlite:///work.db"\n')
+    names = [f"q{n:04}" for n in range(1_001)]
+    with closing(open_store(f"sqlite:///{tmp_path}/work.db")) as store:
+        store.add([NewJob(id=name, handler="h", queue=name, delay=60.0) for name in names])
+        store.add([NewJob(id="late", handler="h", queue="z", run_at=store.now() - 5.0)])
+    client = ConsoleClient(create_app(settings=load_settings(file, {})))
+    found = client.get("/console?format=json").json()
+    assert [each["subject"] for each in found["attention"]] == ["Queue z"]
+    jobs = found["jobs"]
+    assert jobs["counts"]["pending"] == 1_002
+    assert (jobs["queues_in_all"], jobs["are_more_queues"], jobs["more"]) == (1_000, True, [])
+    assert jobs["queues"][0]["name"] in {"z", "q0000"}
+    assert "All 1,000+ queues" in page(client, "/console")
+    text = page(client, "/console/queues?name=q09&after=q0950")
+    assert ">q0951</a>" in text
+    assert ">q0950</a>" not in text
+    assert "100 queues whose names begin with" in text
+
+
 def test_an_empty_store_teaches(tmp_path: Path) -> None:
     """Where nothing is, the page shows what makes the first one."""
     file = tmp_path / "ergon.toml"

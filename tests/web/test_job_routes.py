@@ -228,6 +228,13 @@ def test_pages_of_queues(app: FastAPI) -> None:
     assert get(app, "/api/v1/queues", 422, cursor="MQ")["code"] == "invalid_request"
 
 
+def test_queues_are_found_by_their_beginning(app: FastAPI) -> None:
+    """Only those; each says which of its counts are not exact."""
+    [queue] = get(app, "/api/v1/queues", prefix="pi")["items"]
+    assert (queue["name"], queue["counts"]["pending"], queue["more"]) == ("pics", 2, [])
+    assert get(app, "/api/v1/queues", prefix="ics")["items"] == []
+
+
 def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     """It is a 503 that names the part and no path, until the file is there."""
     app = create_app(settings=settings_in(tmp_path))

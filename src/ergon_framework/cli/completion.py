@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 DEADLINE = 0.3
 """Seconds for reading, after which nothing is offered."""
+MAX_NAMES = 1000
+"""Queues that are offered."""
 MAX_JOBS = 200
 """Jobs that are looked at, the newest."""
 _PLAIN = re.compile(r"[\w.#:@/+][\w.#:@/+-]*")
@@ -38,7 +40,11 @@ Offered = list[tuple[str, str]]
 def queues(context: typer.Context, incomplete: str) -> Offered:
     """The queues of the store."""
     return _from_store(
-        context, incomplete, lambda store: ((each.name, "queue") for each in store.queues())
+        context,
+        incomplete,
+        lambda store: (
+            (name, "queue") for name in store.queue_names(prefix=incomplete, limit=MAX_NAMES)
+        ),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from ergon_framework.jobs.client import JobClient
     from ergon_framework.web.console.rates import JobRates
 
-LATEST_DEAD = 100
-"""Jobs that gave up, of which the errors are compared."""
 MOST_QUEUES, MOST_WORKERS, MOST_CONCERNS = 20, 10, 5
 """Lines of each list; what needs somebody comes first."""
 _STYLES = {"ok": "green", "run": "cyan", "wait": "dim", "warn": "yellow", "bad": "bold red"}
@@ -89,46 +86,18 @@ def _watch(client: JobClient, rates: JobRates, interval: float) -> None:
 
 def document(client: JobClient, rates: JobRates) -> dict[str, Any]:
     """How everything stands, as plain values."""
-    from ergon_framework.core.job import JobStatus
-    from ergon_framework.jobs.views import (
-        error_view,
-        moment,
-        queue_views,
-        unsynced,
-        worker_view,
-    )
-    from ergon_framework.ports.jobstore import Search
-    from ergon_framework.web.console.attention import JobsSeen, concerns, queue_chip
+    from ergon_framework.jobs.views import moment
+    from ergon_framework.web.console.attention import concerns, queue_chip
+    from ergon_framework.web.console.job_look import seen_in, totals_of
 
-    store = client.store
-    now, records, workers = store.now(), store.queues(), store.workers()
-    rates.note([*workers, *store.ended_workers()], now)
-    views = queue_views(records, store.named(), workers, now)
-    for view, queue in zip(views, records, strict=True):
-        due = queue.oldest_due_at
-        view["oldest_due"] = None if due is None else round(max(0.0, now - due), 3)
-    latest = store.search(Search(statuses=(JobStatus.FAILED,)), LATEST_DEAD)
-    dead = [
-        {
-            "handler": each.handler,
-            "last_error": None if each.last_error is None else error_view(each.last_error),
-        }
-        for each in islice(latest, LATEST_DEAD)
-    ]
-    queues = sorted(views, key=lambda view: str(view["name"]))
-    seen = JobsSeen(
-        now, queues, [worker_view(each, now) for each in workers], dead, unsynced(store)
-    )
+    seen = seen_in(client.store, rates)
     known = rates.document()
     is_known = known["seconds"] is not None
     done = known.pop("queues")
     return {
-        "at": moment(now),
+        "at": moment(seen.now),
         "attention": [each.document() for each in concerns(seen, ())],
-        "counts": {
-            status.value: sum(queue["counts"][status.value] for queue in queues)
-            for status in JobStatus
-        },
+        **totals_of(seen),
         "rates": {name: value for name, value in known.items() if name != "points"},
         "queues": [
             {
@@ -136,7 +105,7 @@ def document(client: JobClient, rates: JobRates) -> dict[str, Any]:
                 "state": queue_chip(queue, seen.workers)._asdict(),
                 "done_per_second": done.get(queue["name"], 0.0) if is_known else None,
             }
-            for queue in queues
+            for queue in seen.queues
         ],
         "workers": list(seen.workers),
     }
@@ -160,7 +129,7 @@ def lines_of(found: Mapping[str, Any]) -> Iterator[Line]:
     if len(concerns) > MOST_CONCERNS:
         yield [Piece(f"  and {len(concerns) - MOST_CONCERNS} more", "dim")]
     yield ()
-    yield from _queues(found["queues"])
+    yield from _queues(found)
     yield ()
     yield from _workers(found["workers"])
 
@@ -168,7 +137,7 @@ def lines_of(found: Mapping[str, Any]) -> Iterator[Line]:
 def _head(found: Mapping[str, Any]) -> Iterator[Line]:
     from ergon_framework.web.console.formatting import clock, number, span
 
-    counts, rates = found["counts"], found["rates"]
+    counts, more, rates = found["counts"], found["more"], found["rates"]
     alive = sum(each["state"] != "silent" for each in found["workers"])
     waiting = counts["pending"] + counts["retrying"]
     yield [
@@ -177,30 +146,34 @@ def _head(found: Mapping[str, Any]) -> Iterator[Line]:
         Piece(f"  {number(alive)} {'worker' if alive == 1 else 'workers'}"),
         Piece(f"  {number(rates['done'])}/s done  p95 {span(rates.get('p95'))}"),
     ]
-    gave_up = Piece(f"  {number(counts['failed'])} gave up", "red" if counts["failed"] else "")
+    dead = number(counts["failed"], "failed" in more)
+    gave_up = Piece(f"  {dead} gave up", "red" if counts["failed"] else "")
     yield [
-        Piece(f"{number(waiting)} waiting"),
-        Piece(f"  {number(counts['active'])} running"),
-        Piece(f"  {number(counts['completed'])} completed"),
+        Piece(f"{number(waiting, 'pending' in more)} waiting"),
+        Piece(f"  {number(counts['active'], 'active' in more)} running"),
+        Piece(f"  {number(counts['completed'], 'completed' in more)} completed"),
         gave_up,
     ]
 
 
-def _queues(queues: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
+def _queues(found: Mapping[str, Any]) -> Iterator[Line]:
     from ergon_framework.web.console.formatting import number, span
+    from ergon_framework.web.console.job_look import busiest_first
+
+    queues = found["queues"]
 
     titles = ("QUEUE", "WAITING", "RUNNING", "OLDEST", "DONE/S", "GAVE UP", "STATE")
     rows = []
     # The busiest first: where there are many queues, those that matter are on the screen.
-    for each in sorted(queues, key=_backlog, reverse=True)[:MOST_QUEUES]:
-        counts, state = each["counts"], each["state"]
+    for each in busiest_first(queues)[:MOST_QUEUES]:
+        counts, more, state = each["counts"], each["more"], each["state"]
         cells = (
             each["name"],
-            number(counts["pending"] + counts["retrying"]),
-            number(counts["active"]),
+            number(counts["pending"] + counts["retrying"], "pending" in more),
+            number(counts["active"], "active" in more),
             span(each["oldest_due"]),
             number(each["done_per_second"]),
-            number(counts["failed"]),
+            number(counts["failed"], "failed" in more),
             f"{_MARKS[state['level']]} {state['text']}",
         )
         rows.append((cells, _STYLES[state["level"]]))
@@ -208,13 +181,11 @@ def _queues(queues: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
         yield [Piece("no queue yet: the first job makes one", "dim")]
         return
     yield from _table(titles, rows)
-    if len(queues) > MOST_QUEUES:
-        yield [Piece(f"and {len(queues) - MOST_QUEUES} more queues:  ergon queues", "dim")]
-
-
-def _backlog(queue: Mapping[str, Any]) -> tuple[int, int]:
-    counts = queue["counts"]
-    return counts["pending"] + counts["retrying"] + counts["active"], counts["failed"]
+    left = found["queues_in_all"] - MOST_QUEUES
+    if left > 0:
+        yield [
+            Piece(f"and {number(left, found['are_more_queues'])} more queues:  ergon queues", "dim")
+        ]
 
 
 def _workers(workers: Sequence[Mapping[str, Any]]) -> Iterator[Line]:

@@ -218,11 +218,15 @@ def queue_views(
     """
     missing = missing_executors(named, workers, now)
     queues = list(queues)
+    wanted: dict[str, list[str]] = {queue.name: [] for queue in queues}
+    for each in missing:
+        for name in each.queues:
+            if name in wanted:
+                wanted[name].append(each.executor)
     pins = {each.name: each.pinned_version for each in queues if each.pinned_version is not None}
     lacking = without_version(pins, workers, now)
     return [
-        queue_view(queue, [each.executor for each in missing if queue.name in each.queues])
-        | {"missing_version": lacking.get(queue.name)}
+        queue_view(queue, wanted[queue.name]) | {"missing_version": lacking.get(queue.name)}
         for queue in queues
     ]
 
@@ -262,6 +266,7 @@ def queue_view(queue: Queue, missing: Sequence[str] = ()) -> dict[str, Any]:
         "missing_handlers": [name.removeprefix("#") for name in missing if "#" in name],
         "counts": {status.value: queue.counts.get(status.value, 0) for status in JobStatus}
         | ({"unreadable": aside} if (aside := queue.counts.get("unreadable")) else {}),
+        "more": list(queue.more),
         "oldest_due_at": moment(queue.oldest_due_at),
     }
 

@@ -205,7 +205,8 @@ def _due(seen: _Circumstances) -> Iterator[str]:
     yield from reasons
     if is_served and not reasons:
         ahead = queue.counts.get(JobStatus.PENDING.value, 0) if queue is not None else 0
-        others = f"; {ahead:,} jobs are pending in its queue" if ahead > 1 else ""
+        are_more = " or more" if queue is not None and "pending" in queue.more else ""
+        others = f"; {ahead:,}{are_more} jobs are pending in its queue" if ahead > 1 else ""
         yield f"Nothing holds it: it is run when a slot is free{others}."
 
 

@@ -390,6 +390,13 @@ count those of some queues: they stand in no order of queues.
 """
 
 
+def bound_for(number: int) -> int:
+    """As many jobs of one state as are counted in each of so many queues that are looked at."""
+    return max(1_000, min(MOST_COUNTED, _MOST_ENTRIES // max(1, number) // 1_000 * 1_000))
+
+
+_MOST_ENTRIES = 200_000
+"""Jobs of one state that are counted in all queues of one look together."""
 ENDED = "ended"
 """The state of a record that a worker leaves behind."""
 

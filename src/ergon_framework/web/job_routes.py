@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Annotated, Any
@@ -19,7 +19,7 @@ from ergon_framework.jobs.flow_why import what_a_step_waits_for
 from ergon_framework.jobs.scheduler import Scheduler
 from ergon_framework.jobs.views import job_view, queue_views, schedule_view, worker_view
 from ergon_framework.jobs.why import Starters, explain_job, token_of
-from ergon_framework.ports.jobstore import Job, Queue, Search, WorkerRecord
+from ergon_framework.ports.jobstore import Job, Queue, Search, WorkerRecord, bound_for
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import JobBackend
 from ergon_framework.web.responses import (
@@ -182,20 +182,16 @@ def _one(source: JobBackend, job_id: str, *, is_whole: bool) -> dict[str, Any]:
 def _why(source: JobBackend, job_id: str) -> dict[str, Any]:
     with source.opened() as client:
         job = client.find(job_id)
-        sentences = why_of(source, client, job, client.store.queues())
+        sentences = why_of(source, client, job)
     return {"id": job.id, "status": job.status.value, "why": sentences}
 
 
-def why_of(source: JobBackend, client: JobClient, job: Job, queues: Iterable[Queue]) -> list[str]:
-    """Why a job is where it is, in plain sentences.
-
-    ``queues`` are those of its store: to count their jobs takes the longer the more there are.
-    """
+def why_of(source: JobBackend, client: JobClient, job: Job) -> list[str]:
+    """Why a job is where it is, in plain sentences."""
     store = client.store
-    queue = next((each for each in queues if each.name == job.queue), None)
     return explain_job(
         job,
-        queue,
+        store.look_at_queues([job.queue])[0],
         store.workers(),
         store.now(),
         client.settings,
@@ -215,6 +211,12 @@ class ListParams(QueryParams):
     cursor: Cursor = None
 
 
+class QueuesParams(ListParams):
+    """Which queues."""
+
+    prefix: str = Field("", description="Only with names that begin so.")
+
+
 def admin_routes(pool: BackendPool) -> APIRouter:
     """The routes about queues, schedules and workers."""
     router = APIRouter(prefix="/api/v1", tags=["jobs"])
@@ -230,9 +232,11 @@ def admin_routes(pool: BackendPool) -> APIRouter:
         return json_response(by_name(await pool.call("jobs", look), key, asked.limit, after))
 
     @router.get("/queues", summary="Queues, by name", response_model=Page[QueueItem])
-    async def queues(asked: Annotated[ListParams, Query()]) -> Response:
-        """Every queue that has jobs or limits."""
-        return await listed(queue_rows, "name", asked)
+    async def queues(asked: Annotated[QueuesParams, Query()]) -> Response:
+        """Every queue that has jobs or limits; each state is counted up to a bound."""
+        after = "" if asked.cursor is None else cursor_place(asked.cursor, str)
+        look = partial(_queues, pool.jobs(), asked.prefix, after, asked.limit)
+        return json_response(await pool.call("jobs", look))
 
     @router.get("/schedules", summary="Schedules, by name", response_model=Page[ScheduleItem])
     async def schedules(asked: Annotated[ListParams, Query()]) -> Response:
@@ -255,10 +259,22 @@ def by_name(rows: Rows, key: str, limit: int, after: str | None) -> dict[str, An
     return page(shown, cursor_text(shown[-1][key]) if len(left) > limit else None)
 
 
-def queue_rows(client: JobClient) -> Rows:
-    """Every queue, with what it lacks."""
-    store = client.store
-    return queue_views(store.queues(), store.named(), store.workers(), store.now())
+def queues_page(
+    client: JobClient, prefix: str, after: str, limit: int
+) -> tuple[list[Queue], str | None]:
+    """The next queues by name, and the name behind which to go on, if there are more."""
+    names = client.store.queue_names(prefix=prefix, after=after, limit=limit + 1)
+    shown = names[:limit]
+    found = client.store.look_at_queues(shown, most=bound_for(len(shown)))
+    return found, shown[-1] if len(names) > len(shown) else None
+
+
+def _queues(source: JobBackend, prefix: str, after: str, limit: int) -> dict[str, Any]:
+    with source.opened() as client:
+        found, following = queues_page(client, prefix, after, limit)
+        store = client.store
+        rows = queue_views(found, store.named(), store.workers(), store.now())
+    return page(rows, None if following is None else cursor_text(following))
 
 
 def _schedules(client: JobClient) -> Rows:

@@ -72,6 +72,9 @@ class QueueItem(_Exact):
     key_burst: Count
     pinned_version: str | None
     counts: dict[Status, Count]
+    more: list[Status] = Field(
+        description="States that have at least as many jobs as were counted."
+    )
     missing_executors: list[str]
     missing_handlers: list[str]
     missing_version: str | None

@@ -47,7 +47,7 @@ def explain_job_id(asked: Question) -> Iterator[Explanation]:
             archived = list(_archived(asked, setup))
             yield from archived or _gone(asked)
             return
-        queue = next((each for each in store.queues() if each.name == found.queue), None)
+        (queue,) = store.look_at_queues([found.queue])
         options = asked.options(setup.url)
         starters = Starters(setup.executors, _script(setup.url, executor_of(found, setup.jobs)))
         step = what_a_step_waits_for(found, store, options)

@@ -20,6 +20,7 @@ from starlette.responses import Response
 
 from ergon_framework.errors import ErgonError
 from ergon_framework.web.console import formatting
+from ergon_framework.web.console.formatting import Figure
 from ergon_framework.web.middleware import CONSOLE
 from ergon_framework.web.responses import NO_STORE, answer_of, json_response
 from ergon_framework.web.sessions import BrowserSession
@@ -86,7 +87,7 @@ class View:
 class Frame:
     """What stands around every page."""
 
-    counts: Mapping[str, int]
+    counts: Mapping[str, Figure]
     """Beside the links."""
     can_act: bool
     """Whether anybody can sign in."""

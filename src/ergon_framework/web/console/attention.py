@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote_plus
 
 from ergon_framework.core.text import counted, failure_text, first_names, one_line
+from ergon_framework.ports.jobstore import StatusCounts
 from ergon_framework.web.console.formatting import Chip, error_family, number, span
 
 MAX_MESSAGE = 120
@@ -53,6 +54,22 @@ class JobsSeen:
     dead: Sequence[Mapping[str, Any]]
     """The latest jobs that gave up."""
     unsynced: str | None = None
+    totals: StatusCounts | None = None
+    """The jobs of all queues; None: those of the queues above, which are all."""
+    number: int | None = None
+    """How many queues there are; None: those above."""
+    is_all: bool = True
+    """Whether all queues of the store are above."""
+    are_more: bool = False
+    """Whether there are more queues than the number says."""
+    are_more_due: bool = False
+    """Whether queues with due jobs are left out above."""
+
+    def total(self, status: str) -> tuple[int, bool]:
+        """How many jobs have a status, and whether there are more than that."""
+        if self.totals is None:
+            return sum(queue["counts"][status] for queue in self.queues), False
+        return self.totals.counts.get(status, 0), status in self.totals.more
 
 
 def concerns(seen: JobsSeen | None, away: Iterable[tuple[str, str]]) -> list[Concern]:
@@ -72,6 +89,10 @@ def concerns(seen: JobsSeen | None, away: Iterable[tuple[str, str]]) -> list[Con
         found += _of_queues(seen)
         found += _of_dead(seen)
         found += _of_workers(seen.workers)
+        if seen.are_more_due:
+            text = f"have due jobs, more than are looked at: the first {number(len(seen.queues))}."
+            hint = "Whether the others need somebody is not told here; look at them by name."
+            found.append(Concern("warn", "Many queues", text, hint, "/queues", "Queues"))
         if seen.unsynced is not None:
             found.append(
                 Concern(
@@ -154,16 +175,13 @@ def _of_queues(seen: JobsSeen) -> Iterator[Concern]:
 
 def _waiting(queue: Mapping[str, Any]) -> str:
     count = queue["counts"]["pending"] + queue["counts"]["retrying"]
-    return f"{number(count)} {'job waits' if count == 1 else 'jobs wait'}"
-
-
-def dead_count(queues: Iterable[Mapping[str, Any]]) -> int:
-    """How many jobs have given up."""
-    return sum(queue["counts"]["failed"] for queue in queues)
+    are_more = "pending" in queue.get("more", ())
+    is_one = count == 1 and not are_more
+    return f"{number(count, are_more)} {'job waits' if is_one else 'jobs wait'}"
 
 
 def _of_dead(seen: JobsSeen) -> Iterator[Concern]:
-    count = dead_count(seen.queues)
+    count, are_more = seen.total("failed")
     if not count:
         return
     families = Counter(map(_family_of, seen.dead))
@@ -172,11 +190,11 @@ def _of_dead(seen: JobsSeen) -> Iterator[Concern]:
         family, size = families.most_common(1)[0]
         latest = next(each for each in seen.dead if _family_of(each) == family)
         who = f"{size} of the latest {len(seen.dead)}"
-        if size == count:
+        if size == count and not are_more:
             who = "It" if count == 1 else "All of them"
         text += f" {who} failed in {latest['handler']}: {_told(latest)}."
     hint = "Nothing happens to them by itself before their time of keeping ends."
-    subject = f"{number(count)} {'job' if count == 1 else 'jobs'}"
+    subject = f"{number(count, are_more)} {'job' if count == 1 else 'jobs'}"
     yield Concern("bad", subject, text, hint, "/dead-letters", "Review")
 
 

@@ -13,6 +13,13 @@ NOTHING = "\N{EN DASH}"
 """What stands where there is nothing to tell."""
 
 
+class Figure(NamedTuple):
+    """A count, and whether there are more."""
+
+    number: int
+    is_more: bool = False
+
+
 class Chip(NamedTuple):
     """A state: its level decides colour and shape, so that it can be read without colours."""
 
@@ -48,12 +55,15 @@ def status_chip(status: str) -> Chip:
         return Chip("bad", status)
 
 
-def number(value: float | None) -> str:
-    """A count with its thousands apart, or a rate with one digit more than it needs."""
+def number(value: float | None, is_more: bool = False) -> str:
+    """A count with its thousands apart, or a rate with one digit more than it needs.
+
+    ``is_more``: there are as many at least.
+    """
     if value is None:
         return NOTHING
     if isinstance(value, int) or value >= 100 or value == 0:
-        return f"{value:,.0f}"
+        return f"{value:,.0f}" + ("+" if is_more else "")
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 

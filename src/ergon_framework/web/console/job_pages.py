@@ -89,14 +89,12 @@ def list_document(source: JobBackend, asked: JobsParams) -> dict[str, Any]:
     return {**jobs_page(source, search, asked.limit, is_whole=False), "filter": wanted}
 
 
-def job_document(
-    source: JobBackend, job_id: str, look: JobsLook, *, is_whole: bool
-) -> dict[str, Any]:
+def job_document(source: JobBackend, job_id: str, *, is_whole: bool) -> dict[str, Any]:
     """Everything about a job; its arguments and its result only when it is whole."""
     with source.opened() as client:
         job = client.find(job_id)
         view = shown_job(client, job, is_whole=True, workers=workers_of(client, [job]))
-        sentences = why_of(source, client, job, look.records)
+        sentences = why_of(source, client, job)
         now = client.store.now()
     content = {name: view.pop(name, None) for name in ("args", "kwargs", "result")}
     trouble = last_entry_with(job, "traceback")

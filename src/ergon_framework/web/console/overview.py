@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.views import error_view, moment, queue_views, unsynced, worker_view
-from ergon_framework.ports.jobstore import Job, Queue, Search
+from ergon_framework.jobs.views import moment
 from ergon_framework.web.backend_pool import BackendPool, backend_title
-from ergon_framework.web.backends import Backend
-from ergon_framework.web.console.attention import JobsSeen, concerns, dead_count, queue_chip
+from ergon_framework.web.backends import Backend, JobBackend
+from ergon_framework.web.console.attention import JobsSeen, concerns, queue_chip
+from ergon_framework.web.console.formatting import Figure
+from ergon_framework.web.console.job_look import (
+    MOST_NAMED,
+    busiest_first,
+    seen_in,
+    shown_queues,
+    totals_of,
+)
 from ergon_framework.web.console.rates import JobRates
 from ergon_framework.web.console.sharing import SharedLook
-from ergon_framework.web.responses import BackendUnavailableError
+from ergon_framework.web.job_routes import queues_page
+from ergon_framework.web.responses import BackendUnavailableError, cursor_text, page
 
 REFRESH = 15.0
 """Seconds after which open pages are shown anew even if nothing was counted: ages grow."""
-LATEST_DEAD = 100
-"""Jobs that gave up, of which the errors are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,6 @@ class JobsLook:
     """What a look at the job store has shown."""
 
     seen: JobsSeen
-    records: Sequence[Queue]
     rates: Mapping[str, Any]
     mark: str
     """Changes with what there is to see, and now and then."""
@@ -78,7 +82,7 @@ class Watch:
         jobs = await self.jobs()
         return "none" if jobs is None else jobs.mark
 
-    async def counts(self) -> dict[str, int]:
+    async def counts(self) -> dict[str, Figure]:
         """What the navigation shows beside its links; nothing while the store is away."""
         try:
             jobs = await self.jobs()
@@ -86,12 +90,14 @@ class Watch:
             return {}
         if jobs is None:
             return {}
-        queues = jobs.seen.queues
+        seen = jobs.seen
+        found = totals_of(seen)
+        alive = sum(each["state"] != "silent" for each in seen.workers)
         return {
-            "jobs": sum(sum(queue["counts"].values()) for queue in queues),
-            "queues": len(queues),
-            "dead": dead_count(queues),
-            "workers": sum(each["state"] != "silent" for each in jobs.seen.workers),
+            "jobs": Figure(sum(found["counts"].values()), bool(found["more"])),
+            "queues": Figure(found["queues_in_all"], found["are_more_queues"]),
+            "dead": Figure(*seen.total(JobStatus.FAILED.value)),
+            "workers": Figure(alive),
         }
 
     async def _look_at_jobs(self) -> JobsLook:
@@ -116,35 +122,16 @@ class Watch:
 
 
 def _seen(client: JobClient, rates: JobRates) -> JobsLook:
-    store = client.store
-    now, records, workers = store.now(), store.queues(), store.workers()
-    rates.note([*workers, *store.ended_workers()], now)
-    views = queue_views(records, store.named(), workers, now)
-    for view, queue in zip(views, records, strict=True):
-        due = queue.oldest_due_at
-        view["oldest_due"] = None if due is None else round(max(0.0, now - due), 3)
-    dead = Search(statuses=(JobStatus.FAILED,))
-    latest = islice(store.search(dead, LATEST_DEAD), LATEST_DEAD)
-    seen = JobsSeen(
-        now,
-        sorted(views, key=lambda view: str(view["name"])),
-        [worker_view(each, now) for each in workers],
-        [{"handler": each.handler, "last_error": _failure(each)} for each in latest],
-        unsynced(store),
-    )
-    return JobsLook(seen, records, rates.document(), _mark(seen))
+    seen = seen_in(client.store, rates)
+    return JobsLook(seen, rates.document(), _mark(seen))
 
 
 def _mark(seen: JobsSeen) -> str:
     """From what has been counted; not from ages, which change all the time."""
     counts = [(queue["name"], queue["paused"], queue["counts"]) for queue in seen.queues]
     workers = [(each["id"], each["state"], each["busy"]) for each in seen.workers]
-    told = msgspec.json.encode((counts, workers, int(seen.now / REFRESH)))
+    told = msgspec.json.encode((counts, seen.totals, workers, int(seen.now / REFRESH)))
     return f"{zlib.crc32(told):08x}"
-
-
-def _failure(job: Job) -> dict[str, str] | None:
-    return None if job.last_error is None else error_view(job.last_error)
 
 
 def overview_document(found: Overview) -> dict[str, Any]:
@@ -161,14 +148,11 @@ def overview_document(found: Overview) -> dict[str, Any]:
 
 def _jobs_document(look: JobsLook) -> dict[str, Any]:
     seen = look.seen
-    counts = {
-        status.value: sum(queue["counts"][status.value] for queue in seen.queues)
-        for status in JobStatus
-    }
     waits = [queue["oldest_due"] for queue in seen.queues if queue["oldest_due"] is not None]
     alive = [each for each in seen.workers if each["state"] != "silent"]
+    rows = queue_rows(look, seen.queues)
     return {
-        "counts": counts,
+        **totals_of(seen),
         "oldest_due": max(waits, default=None),
         "rates": {name: value for name, value in look.rates.items() if name != "queues"},
         "workers": {
@@ -177,11 +161,11 @@ def _jobs_document(look: JobsLook) -> dict[str, Any]:
             "busy": sum(each["busy"] for each in alive),
             "hosts": len({each["host"] for each in alive}),
         },
-        "queues": queue_rows(look),
+        "queues": rows if seen.is_all else busiest_first(rows),
     }
 
 
-def queue_rows(look: JobsLook) -> list[dict[str, Any]]:
+def queue_rows(look: JobsLook, queues: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Queues with their state in words and what is done in them per second."""
     rates = look.rates["queues"]
     is_known = look.rates["seconds"] is not None
@@ -191,5 +175,22 @@ def queue_rows(look: JobsLook) -> list[dict[str, Any]]:
             "state": queue_chip(queue, look.seen.workers)._asdict(),
             "done_per_second": rates.get(queue["name"], 0.0) if is_known else None,
         }
-        for queue in look.seen.queues
+        for queue in queues
     ]
+
+
+def queues_document(
+    source: JobBackend, look: JobsLook, prefix: str, after: str, limit: int
+) -> dict[str, Any]:
+    """A page of queues whose names begin so, and how many these are."""
+    with source.opened() as client:
+        store = client.store
+        names = store.queue_names(prefix=prefix, limit=MOST_NAMED + 1)
+        found, following = queues_page(client, prefix, after, limit)
+        rows = shown_queues(store, found, store.workers(), store.now())
+    return {
+        **page(queue_rows(look, rows), None if following is None else cursor_text(following)),
+        "number": min(len(names), MOST_NAMED),
+        "are_more": len(names) > MOST_NAMED,
+        "following": following,
+    }

@@ -39,7 +39,7 @@ from ergon_framework.web.console.job_pages import (
     readable,
     same_error,
 )
-from ergon_framework.web.console.overview import JobsLook, Watch, overview_document, queue_rows
+from ergon_framework.web.console.overview import JobsLook, Watch, overview_document, queues_document
 from ergon_framework.web.console.part_pages import (
     PROVIDER_COLUMNS,
     ZONE_COLUMNS,
@@ -64,8 +64,6 @@ from ergon_framework.web.responses import (
     MAX_PAGE,
     NotAllowedError,
     ResourceNotFoundError,
-    cursor_text,
-    page,
 )
 from ergon_framework.web.sessions import COOKIE, LIFETIME, Sessions
 
@@ -187,20 +185,14 @@ class Console:
         return View("overview.html", "Overview", document, rows, QUEUE_COLUMNS, is_live=True)
 
     async def _queues(self, request: Request) -> View:
-        rows = queue_rows(await self._look())
-        wanted = request.query_params.get("name", "").lower()
-        found = [each for each in rows if wanted in each["name"].lower()]
+        wanted, after = (request.query_params.get(each, "") for each in ("name", "after"))
         limit = MOST_QUEUES if format_of(request) == "html" else MAX_PAGE
-        after = request.query_params.get("after", "")
-        left = [each for each in found if each["name"] > after] if after else found
-        shown = left[:limit]
-        following = shown[-1]["name"] if len(left) > limit else None
-        document = {
-            **page(shown, None if following is None else cursor_text(following)),
-            "number": len(found),
-        }
-        extra = {"wanted": wanted, "following": following}
-        return View("queues.html", "Queues", document, shown, QUEUE_COLUMNS, extra, is_live=True)
+        look, source = await self._look(), self._pool.jobs()
+        question = partial(queues_document, source, look, wanted, after, limit)
+        found = await self._pool.call("jobs", question)
+        extra = {"wanted": wanted, "following": found.pop("following")}
+        rows = found["items"]
+        return View("queues.html", "Queues", found, rows, QUEUE_COLUMNS, extra, is_live=True)
 
     async def _jobs(self, request: Request) -> View:
         source = self._pool.jobs()
@@ -222,7 +214,7 @@ class Console:
         source, look = self._pool.jobs(), await self._look()
         is_wanted = request.query_params.get("payloads") in ("true", "1")
         is_whole = is_wanted and self._pool.shows_payloads
-        question = partial(job_document, source, job_id, look, is_whole=is_whole)
+        question = partial(job_document, source, job_id, is_whole=is_whole)
         document = await self._pool.call("jobs", question)
         if is_whole:
             audit.info("%s looked at the arguments of the job %r", _who(request), job_id)

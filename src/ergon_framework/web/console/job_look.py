@@ -1,0 +1,109 @@
+"""One look at a job store, which costs the same however many jobs and queues there are.
+
+``ergon top`` has it, too: nothing here needs the server, which belongs to an extra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.views import error_view, queue_views, unsynced, worker_view
+from ergon_framework.ports.jobstore import (
+    FullJobStore,
+    Job,
+    Queue,
+    Search,
+    StatusCounts,
+    WorkerRecord,
+    bound_for,
+)
+from ergon_framework.web.console.attention import JobsSeen
+from ergon_framework.web.console.rates import JobRates
+
+Row = TypeVar("Row", bound=Mapping[str, Any])
+LATEST_DEAD = 100
+"""Jobs that gave up, of which the errors are compared."""
+MOST_LOOKED_AT = 200
+"""Queues that are looked at. Where there are more, those with due jobs are looked at, too."""
+MOST_NAMED = 1_000
+"""Queues that are counted."""
+
+
+def seen_in(store: FullJobStore, rates: JobRates) -> JobsSeen:
+    """How a store stands, and what workers have done since the look before."""
+    now, workers = store.now(), store.workers()
+    rates.note([*workers, *store.ended_workers()], now)
+    names = store.queue_names(limit=MOST_NAMED + 1)
+    looked, is_all, are_more_due = names, len(names) <= MOST_LOOKED_AT, False
+    if not is_all:
+        due = store.queue_names(limit=MOST_LOOKED_AT + 1, is_due=True)
+        are_more_due = len(due) > MOST_LOOKED_AT
+        aside = [each.queue for each in store.unreadable(MOST_LOOKED_AT)]
+        looked = sorted({*names[:MOST_LOOKED_AT], *due[:MOST_LOOKED_AT], *aside})
+    records = store.look_at_queues(looked, most=bound_for(len(looked)))
+    latest = store.search(Search(statuses=(JobStatus.FAILED,)), LATEST_DEAD)
+    return JobsSeen(
+        now,
+        shown_queues(store, records, workers, now),
+        [worker_view(each, now) for each in workers],
+        [
+            {"handler": each.handler, "last_error": _failure(each)}
+            for each in islice(latest, LATEST_DEAD)
+        ],
+        unsynced(store),
+        totals=summed(records) if is_all else store.count_by_status(),
+        number=min(len(names), MOST_NAMED),
+        is_all=is_all,
+        are_more=len(names) > MOST_NAMED,
+        are_more_due=are_more_due,
+    )
+
+
+def shown_queues(
+    store: FullJobStore, records: Sequence[Queue], workers: Sequence[WorkerRecord], now: float
+) -> list[dict[str, Any]]:
+    """Queues as plain values, with how long the oldest due job of each has waited."""
+    views = queue_views(records, store.named(), workers, now)
+    for view, queue in zip(views, records, strict=True):
+        due = queue.oldest_due_at
+        view["oldest_due"] = None if due is None else round(max(0.0, now - due), 3)
+    return views
+
+
+def summed(queues: Iterable[Queue]) -> StatusCounts:
+    """The jobs of all queues together."""
+    counts: dict[str, int] = {}
+    more: set[str] = set()
+    for queue in queues:
+        more.update(queue.more)
+        for status, number in queue.counts.items():
+            counts[status] = counts.get(status, 0) + number
+    return StatusCounts(counts=counts, more=tuple(sorted(more)))
+
+
+def totals_of(seen: JobsSeen) -> dict[str, Any]:
+    """Jobs by status and how many queues there are, as plain values."""
+    counts = {status.value: seen.total(status.value) for status in JobStatus}
+    return {
+        "counts": {status: number for status, (number, _) in counts.items()},
+        "more": [status for status, (_, are_more) in counts.items() if are_more],
+        "queues_in_all": len(seen.queues) if seen.number is None else seen.number,
+        "are_more_queues": seen.are_more,
+    }
+
+
+def busiest_first(rows: Iterable[Row]) -> list[Row]:
+    """Queues by what waits and runs there, then by what gave up: those that matter come first."""
+
+    def backlog(queue: Mapping[str, Any]) -> tuple[int, int]:
+        counts = queue["counts"]
+        return counts["pending"] + counts["retrying"] + counts["active"], counts["failed"]
+
+    return sorted(rows, key=backlog, reverse=True)
+
+
+def _failure(job: Job) -> dict[str, str] | None:
+    return None if job.last_error is None else error_view(job.last_error)
