@@ -1,7 +1,8 @@
 """Kafka: a topic of four partitions; offsets are committed in the background after the handling.
 
 We commit every 0.2 s what was handled, and so does the bare loop: it stores the offset of each
-message after its handling, and the library commits what is stored. FastStream has no such setting.
+message after its handling, and the library commits what is stored. Both let the library fetch a
+thousand messages ahead of a partition. FastStream has no such setting.
 It commits each message after its handling, in the background, or each batch. Both are raced: its
 batches are handed to the handler as a whole.
 
@@ -19,7 +20,9 @@ from comparison import Record, RunOptions, Turn
 from connector_parts import turns
 from connector_parts.brokers import broker
 from connector_parts.turns import BARE, BODY, FASTSTREAM, PREFETCH, Countdown, Entrant, Heat
+from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT
 from ergon_framework.connector.kafka import KafkaConnector
+from ergon_framework.connector.kafka.client import FULL_QUEUE_BACKOFF
 
 RATE = 8000
 """Messages of a turn, for each second that it should take."""
@@ -27,6 +30,9 @@ PARTITIONS = 4
 COMMIT = 0.2
 FETCH_WAIT = {"fetch.wait.max.ms": 20}
 """For everybody: the cluster answers a fetch that finds nothing only at its end."""
+AHEAD = {"queued.min.messages": MAX_IN_FLIGHT, "fetch.queue.backoff.ms": FULL_QUEUE_BACKOFF}
+"""For the bare loop, as our connector has it. With the default of the latter it would wait for a
+second whenever that many are there."""
 
 
 def kafka(options: RunOptions) -> Iterator[Record]:
@@ -79,6 +85,7 @@ def _bare(cluster: Any, count: int) -> Turn:
                 "auto.commit.interval.ms": round(COMMIT * 1000),
                 "enable.auto.offset.store": False,
                 **FETCH_WAIT,
+                **AHEAD,
             }
         )
         consumer.subscribe([topic])

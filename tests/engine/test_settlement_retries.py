@@ -55,6 +55,44 @@ def test_a_release_is_not_told_again_after_the_grace(colour: Colour) -> None:
     assert outcome.report.stranded == ("t2",)
 
 
+class Noting(Settling):
+    """Its ``ack`` only takes a note, so asyncio tasks call it as well."""
+
+    ack_never_waits = True
+    awaited = 0
+
+    async def ack_async(self, transaction: Any) -> None:
+        self.awaited += 1
+        await super().ack_async(transaction)
+
+
+def test_an_ack_that_never_waits_is_called_and_not_awaited(colour: Colour) -> None:
+    """Once for each that succeeded; what failed is settled as everywhere."""
+    source = Noting([transactions(3)])
+    outcome = consume(colour, source, rules(size=3), process={"t2": [refusal()]})
+    assert source.verbs == [("ack", "t1"), ("ack", "t3"), ("nack", "t2")]
+    assert (source.awaited, outcome.report.succeeded, outcome.report.failed) == (0, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "times", "failures"),
+    [
+        ([PASSING], [0.0, 0.1], 0),
+        (PASSING, [0.0, 0.1, 0.4, 1.3, 4.0], 1),
+        (ChannelLostError("channel 3 is closed"), [0.0], 1),
+    ],
+    ids=["once", "always", "lost"],
+)
+def test_an_ack_that_never_waits_may_fail_as_any_other(
+    colour: Colour, trouble: Any, times: list[float], failures: int
+) -> None:
+    """The first call counts as an attempt: nothing is told once more than it may be."""
+    source = Noting([transactions(1)], ack=[*trouble] if isinstance(trouble, list) else trouble)
+    outcome = consume(colour, source, rules())
+    assert _times(source) == times
+    assert (outcome.report.succeeded, outcome.report.settlement_failures) == (1, failures)
+
+
 def test_the_attempts_are_bounded(colour: Colour) -> None:
     """Five by default, with growing waits; then it is a failed settlement, told once."""
     source = Settling([transactions(1)], ack=PASSING)

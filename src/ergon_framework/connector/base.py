@@ -18,12 +18,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ChannelLostError, ConfigurationError, ConnectorError
-from ergon_framework.ports.transaction import Transaction
+from ergon_framework.ports.transaction import Transaction, setter_of
 
 T = TypeVar("T")
 
@@ -215,12 +215,13 @@ class Delivered(Transaction):
 
     def belongs_to(self, owner: object, **about: Any) -> None:
         """Note whose delivery it is, and what else the owner wants to know of it later."""
-        _set(self, "owner", owner)
-        _set(self, "verb", None)
+        _set_owner(self, owner)
+        _set_verb(self, None)
         for name, value in about.items():
             _set(self, name, value)
 
 
+_set_owner, _set_verb = (setter_of(Delivered, name) for name in ("owner", "verb"))
 _D = TypeVar("_D", bound=Delivered)
 _W = TypeVar("_W")
 
@@ -242,7 +243,7 @@ class _Settlement(Generic[_D]):
 
     def __exit__(self, kind: object, *_error: object) -> None:
         if kind is not None and not self._is_again:
-            _set(self._delivery, "verb", None)
+            _set_verb(self._delivery, None)
 
 
 def settling(
@@ -251,6 +252,21 @@ def settling(
     """What is to be settled, or None when it was settled in this way before.
 
     The same verb again is harmless, another one is refused; what raises inside may be tried again.
+    """
+    is_first = is_first_settlement(kind, transaction, owner, verb, error)
+    return _Settlement(cast(_D, transaction), is_again=not is_first)
+
+
+def is_first_settlement(
+    kind: type[Delivered],
+    transaction: Transaction,
+    owner: object,
+    verb: str,
+    error: type[ConnectorError],
+) -> bool:
+    """Note how a delivery is settled; False when it was settled in this way before.
+
+    Whoever cannot settle it after all takes that back with :func:`forget_settlement`.
     """
     if not isinstance(transaction, kind) or transaction.owner is not owner:
         raise error(
@@ -261,13 +277,19 @@ def settling(
     with _turn:
         before = transaction.verb
         if before is None:
-            _set(transaction, "verb", verb)
-    if before not in (None, verb):
+            _set_verb(transaction, verb)
+            return True
+    if before != verb:
         raise error(
             f"cannot {verb} {transaction!r}: it was settled with {before} before",
             remedy="settle each delivery once",
         )
-    return _Settlement(transaction, is_again=before is not None)
+    return False
+
+
+def forget_settlement(delivery: Delivered) -> None:
+    """It could not be settled, and may be tried again."""
+    _set_verb(delivery, None)
 
 
 def inherited(delivery: Delivered, verb: str) -> ChannelLostError:
@@ -278,6 +300,14 @@ def inherited(delivery: Delivered, verb: str) -> ChannelLostError:
     )
 
 
+class _Watch(weakref.ref[Delivered]):
+    """A delivery that is watched. A class of its own, as a closure for each would take longer."""
+
+    __slots__ = ("what",)
+
+    what: Any
+
+
 class DroppedDeliveries(Generic[_W]):
     """Finds deliveries that were dropped without being settled.
 
@@ -286,22 +316,22 @@ class DroppedDeliveries(Generic[_W]):
     """
 
     def __init__(self) -> None:
-        self._watched: dict[int, weakref.ref[Delivered]] = {}
+        self._watched: dict[int, _Watch] = {}
         self._found: deque[_W] = deque()
         self._resting: deque[tuple[float, _W]] = deque()
 
     def watch(self, delivery: Delivered, what: _W) -> None:
         """From now on; ``what`` stands for what was delivered, and is watched in one delivery."""
         # By identity: what two messages hold may be equal, and they are two deliveries all the
-        # same. The closure below keeps it alive, so its id is not given to anything else.
-        key = id(what)
+        # same. The reference keeps it alive, so its id is not given to anything else.
+        watch = _Watch(delivery, self._gone)
+        watch.what = what
+        self._watched[id(what)] = watch
 
-        def gone(_reference: object) -> None:
-            # This runs wherever the interpreter frees the delivery: nothing here may wait.
-            self._watched.pop(key, None)
-            self._found.append(what)
-
-        self._watched[key] = weakref.ref(delivery, gone)
+    def _gone(self, watch: _Watch) -> None:
+        # This runs wherever the interpreter frees the delivery: nothing here may wait.
+        self._watched.pop(id(watch.what), None)
+        self._found.append(watch.what)
 
     def forget(self, what: _W) -> None:
         """Watch the delivery no longer, because it was settled."""

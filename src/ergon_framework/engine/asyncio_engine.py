@@ -362,7 +362,12 @@ class AsyncioEngine(EngineCall):
                 run.end = SUCCEEDED
                 if self.is_quiet:
                     return self._account_for(worker, run, SUCCEEDED)
-                return await self._finish(worker, run, SUCCEEDED)
+                problem = None
+                if self.ack_at_once is not None and not self.is_aborted:
+                    problem = self._ack(self.ack_at_once, run)
+                    if problem is None:
+                        return self._close(worker, run)
+                return await self._finish(worker, run, SUCCEEDED, problem)
         return event is not None and await self._drive(worker, run, event)
 
     async def _run_one_observed(self, worker: EngineWorker, transaction: Transaction) -> bool:
@@ -523,15 +528,23 @@ class AsyncioEngine(EngineCall):
             WOKE if until == wake_at and until != lifecycle_at else TimedOut(TimeoutScope.LIFECYCLE)
         )
 
-    async def _finish(self, worker: EngineWorker, run: LifecycleRun, end: End) -> bool:
+    async def _finish(
+        self,
+        worker: EngineWorker,
+        run: LifecycleRun,
+        end: End,
+        problem: BaseException | None = None,
+    ) -> bool:
         verb = None if self.settlement is None else self.decider.verb_for(end)
-        if verb is not None and not await self._settle(worker, run, verb):
+        if verb is not None and not await self._settle(worker, run, verb, problem):
             return False
         return self._close(worker, run)
 
-    async def _settle(self, worker: EngineWorker, run: LifecycleRun, verb: Verb) -> bool:
+    async def _settle(
+        self, worker: EngineWorker, run: LifecycleRun, verb: Verb, problem: BaseException | None
+    ) -> bool:
         """Settle the run with its source. False when the source did not answer in time and another
-        worker took over.
+        worker took over. ``problem`` is what went wrong in a first attempt that was made already.
         """
         settlement = self.settlement
         if settlement is None:
@@ -543,7 +556,8 @@ class AsyncioEngine(EngineCall):
             self._publish(worker, attempt)
             if self._is_over(run):
                 return False
-            problem = await self._tell_source(worker, attempt, settlement.verbs[verb])
+            if problem is None:
+                problem = await self._tell_source(worker, attempt, settlement.verbs[verb])
             if not self._owns(attempt):
                 return False
             nap = self.settlements.answered(worker, attempt, problem)

@@ -45,6 +45,7 @@ from ergon_framework.engine.classify import (
     fetch_failure,
     is_fatal,
     settlement_failure,
+    unawaited_settlement,
 )
 from ergon_framework.engine.deadlines import NEVER, AttemptDeadlines
 from ergon_framework.engine.decider import Decider
@@ -123,6 +124,9 @@ class EngineCall:
         self.is_plain = plan.compiled and self.sink is None and not plan.has_budget()
         self.is_continuous = plan.loop.continuous
         self.is_quiet = plan.settlement is None and not self.is_watched
+        # A sink is to hear of each settlement, so there it is made the long way.
+        told = plan.settlement if self.sink is None else None
+        self.ack_at_once = None if told is None else told.ack_at_once
 
     def _bind_parts(self) -> None:
         """Alias what the hot path uses of the parts. The parts never rebind these objects."""
@@ -864,6 +868,14 @@ class EngineCall:
             raise
         worker.run = run
         return run
+
+    def _ack(self, ack: Hook, run: LifecycleRun) -> BaseException | None:
+        """Tell a source that only takes a note of it, and so needs no deadline; what went wrong."""
+        try:
+            answer = self.context.copy().run(ack, run.transaction)
+        except BaseException as error:
+            return error
+        return unawaited_settlement(answer, "ack")
 
     def _is_over(self, run: LifecycleRun) -> bool:
         """Whether the call has ended without the worker that is about to tell the source."""

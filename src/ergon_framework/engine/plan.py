@@ -54,6 +54,8 @@ class SettlementPlan:
     """Whether what the source holds ends with this process."""
     retry: RetryRule = settlement_rule()
     """When a settlement that failed is tried again."""
+    ack_at_once: Hook | None = None
+    """The source's ``ack``, where that only takes a note of it and never waits."""
 
 
 @dataclass(frozen=True, slots=True)

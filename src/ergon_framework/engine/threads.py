@@ -279,7 +279,12 @@ class ThreadEngine(EngineCall):
                 run.end = SUCCEEDED
                 if self.is_quiet:
                     return self._account_for(worker, run, SUCCEEDED)
-                return self._finish(worker, run, SUCCEEDED)
+                problem = None
+                if self.ack_at_once is not None and not self.is_aborted:
+                    problem = self._ack(self.ack_at_once, run)
+                    if problem is None:
+                        return self._close(worker, run)
+                return self._finish(worker, run, SUCCEEDED, problem)
         return event is not None and self._drive(worker, run, event)
 
     def _run_one_observed(self, worker: EngineWorker, transaction: Transaction) -> bool:
@@ -375,15 +380,23 @@ class ThreadEngine(EngineCall):
             WOKE if until == wake_at and until != lifecycle_at else TimedOut(TimeoutScope.LIFECYCLE)
         )
 
-    def _finish(self, worker: EngineWorker, run: LifecycleRun, end: End) -> bool:
+    def _finish(
+        self,
+        worker: EngineWorker,
+        run: LifecycleRun,
+        end: End,
+        problem: BaseException | None = None,
+    ) -> bool:
         verb = None if self.settlement is None else self.decider.verb_for(end)
-        if verb is not None and not self._settle(worker, run, verb):
+        if verb is not None and not self._settle(worker, run, verb, problem):
             return False
         return self._close(worker, run)
 
-    def _settle(self, worker: EngineWorker, run: LifecycleRun, verb: Verb) -> bool:
+    def _settle(
+        self, worker: EngineWorker, run: LifecycleRun, verb: Verb, problem: BaseException | None
+    ) -> bool:
         """Settle the run with its source. False when the source did not answer in time and another
-        worker took over.
+        worker took over. ``problem`` is what went wrong in a first attempt that was made already.
         """
         settlement = self.settlement
         if settlement is None:
@@ -396,14 +409,8 @@ class ThreadEngine(EngineCall):
             self._publish(worker, attempt)
             if self._is_over(run):
                 return False
-            problem: BaseException | None = None
-            context = self.context.copy()
-            self.instrumentation.enter(attempt, context)
-            try:
-                answer = context.run(settlement.verbs[verb], *verb_arguments(run, verb))
-                problem = unawaited_settlement(answer, verb.value)
-            except BaseException as error:
-                problem = error
+            if problem is None:
+                problem = self._tell_source(attempt, settlement.verbs[verb])
             if not self._owns(attempt):
                 return False
             nap = self.settlements.answered(worker, attempt, problem)
@@ -415,6 +422,16 @@ class ThreadEngine(EngineCall):
                 return False
             attempt = self.settlements.next_attempt(nap, settlement.timeout)
         return True
+
+    def _tell_source(self, attempt: SettlementAttempt, tell: Hook) -> BaseException | None:
+        """Call ack, nack or release_after; what went wrong, if anything did."""
+        context = self.context.copy()
+        self.instrumentation.enter(attempt, context)
+        try:
+            answer = context.run(tell, *verb_arguments(attempt.run, attempt.verb))
+        except BaseException as error:
+            return error
+        return unawaited_settlement(answer, attempt.verb.value)
 
     def _wait_to_settle(self, nap: SettlementAttempt) -> bool:
         """Wait before the source is told again. False when the supervisor took the run away."""

@@ -10,7 +10,9 @@ source that redelivers what failed declares ``redelivers = True``, and one whose
 with the process ``volatile = True``. A source whose fetch waits for work may offer
 ``stop_waiting()``, which never blocks: it makes the fetch under way return when a stop was
 requested. One that does wait declares ``waits_for_work = True``: after an empty fetch it is asked
-again at once, where others are left alone for ever longer. A source that sets aside malformed
+again at once, where others are left alone for ever longer. One whose ``ack`` only takes a note in
+memory declares ``ack_never_waits = True``: then ``ack`` is called without a deadline, by asyncio
+tasks as well. A source that sets aside malformed
 messages may count them in ``malformed`` and name the file that keeps them in ``dead_letter_file``:
 both are in the report.
 """

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from ergon_framework.connector.kafka import KafkaConnector
+from ergon_framework.connector.kafka.client import ClientRule, Login
 from ergon_framework.errors import ConfigurationError, ConnectorError, PayloadError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.testing.suites import ConnectorFaults, SuiteReport, exercise_connector
@@ -305,6 +306,26 @@ def test_bounds_beyond_those_of_the_client_library_are_fine(kafka: KafkaCluster)
     with connect(kafka, kafka.new_topic(), **huge, **most) as connector:
         connector.dispatch_transactions(numbered(1))
         assert ids(take(connector, 1)) == ["t0"]
+
+
+def test_a_short_queue_is_filled_again_soon() -> None:
+    """The client library's own second would leave it empty for most of the time."""
+
+    def settings(more: dict[str, Any]) -> dict[str, Any]:
+        return ClientRule(
+            servers="h:1",
+            login=Login(),
+            group="g",
+            max_message_bytes=1000,
+            max_count=10,
+            max_bytes=1000,
+            revoke_wait=1.0,
+            send_timeout=1.0,
+            more=more,
+        ).consumer()
+
+    assert settings({})["fetch.queue.backoff.ms"] <= 50
+    assert settings({"fetch.queue.backoff.ms": 70})["fetch.queue.backoff.ms"] == 70
 
 
 def test_no_error_and_no_log_has_the_password(caplog: pytest.LogCaptureFixture) -> None:

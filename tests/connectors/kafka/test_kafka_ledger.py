@@ -112,6 +112,42 @@ def test_a_message_that_is_not_due_yet_waits_behind_its_key_as_well() -> None:
     assert _offsets(ledger.take(9, 9.0)) == [1]
 
 
+def test_more_is_polled_for_several_messages_at_once() -> None:
+    """Not for each one that was settled, as long as others are ready to be handed out."""
+    ledger = _ledger(count=8)
+    assert ledger.is_hungry
+    _polled(ledger, *range(8))
+    first, second = ledger.take(2, 0.0)
+    ledger.settle(first)
+    assert (ledger.room, ledger.is_hungry) == (1, False)
+    ledger.settle(second)
+    assert (ledger.room, ledger.is_hungry) == (2, True)
+
+
+def test_more_is_polled_as_soon_as_nothing_is_ready() -> None:
+    """However little room there is: else whoever fetches would wait for those in hand."""
+    ledger = _ledger(count=8)
+    _polled(ledger, *range(7))
+    assert not ledger.is_hungry
+    ledger.take(7, 0.0)
+    assert (ledger.room, ledger.is_hungry) == (1, True)
+    assert ledger.deliver(FIRST, 7, None, 1000, "large")
+    assert (ledger.room, ledger.is_hungry) == (0, False)
+
+
+def test_what_comes_again_keeps_its_place_among_what_is_new() -> None:
+    """A message given back, and one whose key was taken, are handed out before later ones."""
+    ledger = _ledger()
+    ledger.deliver(FIRST, 0, b"a", 1, None)
+    ledger.deliver(FIRST, 1, b"a", 1, None)
+    ledger.deliver(FIRST, 2, b"b", 1, None)
+    ledger.deliver(FIRST, 3, b"c", 1, None)
+    first, other = ledger.take(2, 0.0)
+    ledger.settle(first)
+    ledger.give_back(other)
+    assert _offsets(ledger.take(9, 0.0)) == [1, 2, 3]
+
+
 def test_a_revoke_hands_out_nothing_more_and_keeps_what_is_in_hand() -> None:
     """What was in hand may still be settled until the partition is gone, and is committed."""
     ledger = _ledger()

@@ -30,6 +30,11 @@ class RestlessConsumer:
         self.is_closed = threading.Event()
 
     @property
+    def polls(self) -> int:
+        """How often it was asked for messages."""
+        return self._polls
+
+    @property
     def refused(self) -> int:
         """Commits that came while the group rebalanced."""
         return self._refused
@@ -92,7 +97,7 @@ class Message:
     def key(self) -> None:
         return None
 
-    value = error = key
+    value = error = headers = key
 
 
 @pytest.fixture
@@ -128,6 +133,26 @@ def test_offsets_are_committed_between_two_rebalances(
     settle_one(member)
     until(lambda: made[0].committed == {WHERE: 7}, "the commit")
     until(lambda: not member.uncommitted(), "the answer")
+    member.close()
+
+
+def test_a_member_with_a_little_room_goes_on_polling(made: list[RestlessConsumer]) -> None:
+    """While ready messages wait for somebody who takes them: else it would commit nothing, and hear
+    of no rebalance.
+    """
+    ledger = OffsetLedger(Order.NONE, max_count=8, max_bytes=1000, window=10)
+    ledger.assign([WHERE])
+    for offset in range(7):
+        ledger.deliver(WHERE, offset, None, 1, Message())
+    assert not ledger.is_hungry
+
+    def make(callbacks: dict[str, Any]) -> RestlessConsumer:
+        made.append(RestlessConsumer(callbacks))
+        return made[-1]
+
+    rule = MemberRule(["orders"], commit_interval=0.0, revoke_wait=0.0, close_timeout=10.0)
+    member = GroupMember("orders", make, rule, ledger, lambda _message: 0.0)
+    until(lambda: bool(made) and made[0].polls > 3, "polls")
     member.close()
 
 

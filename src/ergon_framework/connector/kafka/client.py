@@ -45,6 +45,9 @@ MAX_QUEUED_KIB = 2_097_151
 """What the client library can fetch ahead at most: fewer than may be in flight is fine."""
 LONGEST = {"revoke_wait": 43_200.0, "send_timeout": 2_147_483.0}
 """Seconds that its settings can hold."""
+FULL_QUEUE_BACKOFF = 20
+"""Milliseconds after which a full queue is looked at again. The client library's own default is a
+second, for queues a hundred times as long: ours would be empty for most of it."""
 _of_parents: list[Any] = []
 
 
@@ -148,6 +151,7 @@ class ClientRule:
             "max.poll.interval.ms": int(max(LONGEST_POLL, 2 * self.revoke_wait) * 1000),
             "queued.min.messages": min(self.max_count, MAX_QUEUED),
             "queued.max.messages.kbytes": min(max(1, self.max_bytes // 1024), MAX_QUEUED_KIB),
+            "fetch.queue.backoff.ms": FULL_QUEUE_BACKOFF,
             **self.more,
             "group.id": self.group,
             "enable.auto.commit": False,

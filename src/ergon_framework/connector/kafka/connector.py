@@ -12,12 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Self, cast
 
 from ergon_framework.connector.base import (
     Delivered,
     DroppedDeliveries,
     ThreadedConsuming,
+    forget_settlement,
+    is_first_settlement,
     refuse_extra,
     settling,
 )
@@ -48,7 +51,7 @@ from ergon_framework.connector.kafka.member import GroupMember, MemberRule
 from ergon_framework.connector.kafka.sender import SLICE, Record, Sender
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ChannelLostError, ConfigurationError, describe
-from ergon_framework.ports.transaction import Transaction
+from ergon_framework.ports.transaction import Transaction, setter_of
 from ergon_framework.storage.server import Observation
 from ergon_framework.telemetry.tracing import dispatching
 
@@ -72,13 +75,36 @@ CLOSING = 10.0
 class KafkaDelivery(Delivered):
     """A delivered message, and where it was read from."""
 
-    __slots__ = ("entry", "key", "offset", "partition", "topic")
+    __slots__ = ("entry", "key")
 
     entry: Entry
-    topic: str
-    partition: int
-    offset: int
     key: bytes | None
+
+    @property
+    def topic(self) -> str:
+        """The topic that it was read from."""
+        return self.entry.log.partition[0]
+
+    @property
+    def partition(self) -> int:
+        """The number of the partition that it was read from."""
+        return self.entry.log.partition[1]
+
+    @property
+    def offset(self) -> int:
+        """Its place in the partition."""
+        return self.entry.offset
+
+    def belongs_to_entry(self, owner: object, entry: Entry, key: bytes | None) -> None:
+        """As ``belongs_to``, written out: every message comes through here."""
+        _set_owner(self, owner)
+        _set_verb(self, None)
+        _set_entry(self, entry)
+        _set_key(self, key)
+
+
+_set_owner, _set_verb = (setter_of(Delivered, name) for name in ("owner", "verb"))
+_set_entry, _set_key = (setter_of(KafkaDelivery, name) for name in ("entry", "key"))
 
 
 class KafkaConnector(ThreadedConsuming):
@@ -99,6 +125,8 @@ class KafkaConnector(ThreadedConsuming):
     """
 
     joins_trace: ClassVar[bool] = True
+    ack_never_waits: ClassVar[bool] = True
+    """An outcome is noted, and committed later by the member's own thread."""
 
     def __init__(
         self,
@@ -255,10 +283,16 @@ class KafkaConnector(ThreadedConsuming):
 
     def ack(self, transaction: Transaction) -> None:
         """The transaction succeeded: its offset may be committed."""
-        with settling(KafkaDelivery, transaction, self, "ack", KafkaConnectorError) as delivery:
-            if delivery is not None:
-                self._dropped.forget(delivery.entry)
-                self._settle(delivery.entry)
+        # Written out, as every message that succeeds comes through here.
+        if not is_first_settlement(KafkaDelivery, transaction, self, "ack", KafkaConnectorError):
+            return
+        delivery = cast(KafkaDelivery, transaction)
+        try:
+            self._dropped.forget(delivery.entry)
+            self._settle(delivery.entry)
+        except BaseException:
+            forget_settlement(delivery)
+            raise
 
     def nack(self, transaction: Transaction, exc: Exception) -> None:
         """The transaction failed for good: it goes to the dead-letter topic, with the reason."""
@@ -327,12 +361,13 @@ class KafkaConnector(ThreadedConsuming):
         """The asyncio twin of ``fetch_transactions``. Cancelled, it has taken nothing."""
         member, seconds = self._asked(batch_size, wait, extra)
         while True:
-            gave_up = threading.Event()
-            try:
-                await self._threads.run(member.wait, seconds, gave_up)
-            finally:
-                gave_up.set()
-                member.wake()
+            if not member.has_ready:  # else there is nothing to wait for, and no thread is needed
+                gave_up = threading.Event()
+                try:
+                    await self._threads.run(member.wait, seconds, gave_up)
+                finally:
+                    gave_up.set()
+                    member.wake()
             taken = self._take(member, batch_size)
             if taken is not None:
                 return taken
@@ -398,28 +433,27 @@ class KafkaConnector(ThreadedConsuming):
             member.give_back(entry, DROPPED_AFTER)
         taken: list[Transaction] = []
         entries = member.take(most)
+        now = datetime.now(UTC)
         for entry in entries:
             try:
-                taken.append(self._delivery(entry))
+                taken.append(self._delivery(entry, now))
             except MalformedMessageError as error:
                 self._set_aside(member, entry, describe(error))
         return taken if taken or not entries else None
 
-    def _delivery(self, entry: Entry) -> KafkaDelivery:
+    def _delivery(self, entry: Entry, now: datetime) -> KafkaDelivery:
         message = entry.message
-        topic, number = entry.log.partition
-        # A message without a value, which deletes its key in a compacted topic, has no payload.
-        body = b"null" if message.value() is None else message.value()
-        texts = _texts(message)
-        delivery = self._codec.decode(KafkaDelivery, body, texts, fallback_id=_place(entry))
-        delivery.belongs_to(
-            self,
-            entry=entry,
-            topic=topic,
-            partition=number,
-            offset=entry.offset,
-            key=message.key(),
-        )
+        body = message.value()
+        if body is None:  # it deletes its key in a compacted topic, and has no payload
+            body = b"null"
+        headers = message.headers()
+        if headers:
+            delivery = self._codec.decode(
+                KafkaDelivery, body, _texts(headers), fallback_id=_place(entry)
+            )
+        else:
+            delivery = self._codec.decode_bare(KafkaDelivery, body, _place(entry), now)
+        delivery.belongs_to_entry(self, entry, message.key())
         self._dropped.watch(delivery, entry)
         return delivery
 
@@ -459,7 +493,10 @@ class KafkaConnector(ThreadedConsuming):
             yield delivery.entry
 
     def _settle(self, entry: Entry) -> None:
-        if not self._opened().settle(entry):
+        member = self._member
+        if member is None or self._is_closed:
+            member = self._opened()
+        if not member.settle(entry):
             raise self._lost(entry)
 
     def _give_back(self, entry: Entry, seconds: float = 0.0) -> None:
@@ -513,11 +550,10 @@ class KafkaConnector(ThreadedConsuming):
 _SETTINGS = "a fetch takes wait, and a dispatch takes none"
 
 
-def _texts(message: Any) -> dict[str, str]:
+def _texts(headers: Iterable[tuple[str, bytes | None]] | None) -> dict[str, str]:
     """The headers as texts; of those with one name the last counts, as in most clients."""
     return {
-        name: (value or b"").decode("utf-8", "backslashreplace")
-        for name, value in message.headers() or ()
+        name: (value or b"").decode("utf-8", "backslashreplace") for name, value in headers or ()
     }
 
 
@@ -539,15 +575,14 @@ def _later(entry: Entry, topic: str, seconds: float) -> Record:
     """
     due = time.time() + _seconds("release_after's seconds", seconds)
     more = {NOT_BEFORE: f"{due:.3f}"}
-    if not _texts(entry.message).get(TRANSACTION_ID):
+    if not _texts(entry.message.headers()).get(TRANSACTION_ID):
         more[TRANSACTION_ID] = encoded(_place(entry))
     return _copy(entry.message, topic, more)
 
 
 def _place(entry: Entry) -> str:
     """Topic, partition and offset: the id of a message that no header gives one."""
-    topic, number = entry.log.partition
-    return f"{topic}:{number}-{entry.offset}"
+    return f"{entry.log.name}{entry.offset}"
 
 
 def _delay_of(message: Any) -> float:

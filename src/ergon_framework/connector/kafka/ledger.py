@@ -37,6 +37,10 @@ class Stage(Enum):
     REVOKED = auto()  # the partition is another member's, which reads the message again
 
 
+# Reading a member off its enum class is slow before Python 3.12, and every message is four times.
+_WAITING, _IN_HAND, _SETTLED = Stage.WAITING, Stage.IN_HAND, Stage.SETTLED
+
+
 @dataclass(slots=True, eq=False)
 class Entry:
     """One message, from being polled until the offset has moved over it."""
@@ -49,7 +53,7 @@ class Entry:
     place: int
     due: float = 0.0
     """The instant before which it is not handed out."""
-    stage: Stage = Stage.WAITING
+    stage: Stage = _WAITING
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +61,8 @@ class PartitionLog:
     """What was polled of a partition since it was assigned, and is not committed over."""
 
     partition: Partition
+    name: str
+    """Topic and number; with its offset behind it, it is the id of a message that has none."""
     generation: int
     entries: deque[Entry] = field(default_factory=deque)
     lanes: dict[bytes, deque[Entry]] = field(default_factory=dict)
@@ -78,10 +84,13 @@ class OffsetLedger:
     """
 
     def __init__(self, order: Order, *, max_count: int, max_bytes: int, window: int) -> None:
-        self._order = order
+        self._is_by_key, self._is_by_partition = order is Order.KEY, order is Order.PARTITION
         self._max_count, self._max_bytes, self._window = max_count, max_bytes, window
+        self._low_count = max_count - max(1, max_count // 4)
+        self._low_bytes = max_bytes * 3 // 4
         self._logs: dict[Partition, PartitionLog] = {}
-        self._ready: list[tuple[int, Entry]] = []  # a heap by place: what is given back is first
+        self._fresh: deque[Entry] = deque()  # never handed out, in the order of their places
+        self._again: list[tuple[int, Entry]] = []  # a heap by place: what waited for something
         self._parked: list[tuple[float, int, Entry]] = []  # a heap by the instant of being due
         self._places = itertools.count()
         self._generations = itertools.count(1)
@@ -101,14 +110,16 @@ class OffsetLedger:
         """The partitions are ours, in a new generation: nothing of an earlier one counts."""
         for partition in partitions:
             self.revoke([partition])
-            self._logs[partition] = PartitionLog(partition, next(self._generations))
+            self._logs[partition] = PartitionLog(
+                partition, f"{partition[0]}:{partition[1]}-", next(self._generations)
+            )
 
     def begin_revoking(self, partitions: Iterable[Partition]) -> None:
         """Hand out nothing more of these: soon they are another member's."""
         for log in self._known(partitions):
             log.is_revoking = True
             for entry in log.entries:
-                if entry.stage is Stage.WAITING:
+                if entry.stage is _WAITING:
                     self._revoke(entry)
         self._forget_revoked()
 
@@ -118,7 +129,7 @@ class OffsetLedger:
         for log in self._known(partitions):
             in_hand += log.in_hand
             for entry in log.entries:
-                if entry.stage in (Stage.WAITING, Stage.IN_HAND):
+                if entry.stage in (_WAITING, _IN_HAND):
                     self._revoke(entry)
             del self._logs[log.partition]
         self._forget_revoked()
@@ -144,16 +155,20 @@ class OffsetLedger:
         if log is None or log.is_revoking or offset <= log.last_polled:
             return False
         log.last_polled, log.is_at_end = offset, False
-        entry = Entry(log, offset, self._lane(key), size, message, next(self._places), due)
+        lane = key if self._is_by_key else b"" if self._is_by_partition else None
+        entry = Entry(log, offset, lane, size, message, next(self._places), due)
         log.entries.append(entry)
         self.held += 1
         self.held_bytes += size
-        if entry.lane is not None and entry.lane in log.lanes:
-            log.lanes[entry.lane].append(entry)
-            return True
-        if entry.lane is not None:
-            log.lanes[entry.lane] = deque()
-        self._line_up(entry)
+        if lane is not None:
+            if lane in log.lanes:
+                log.lanes[lane].append(entry)
+                return True
+            log.lanes[lane] = deque()
+        if due > 0:
+            self._line_up(entry)
+        else:
+            self._fresh.append(entry)
         return True
 
     def reach_end(self, partition: Partition) -> None:
@@ -171,6 +186,21 @@ class OffsetLedger:
         """How many more messages may be polled."""
         return max(0, self._max_count - self.held) if self.held_bytes < self._max_bytes else 0
 
+    @property
+    def is_hungry(self) -> bool:
+        """Whether polling is worth while: a quarter is free, or nothing is left to hand out.
+
+        Asked at every settlement, it would otherwise be done for each message by itself.
+        """
+        if not (self._fresh or self._again):
+            return self.room > 0
+        return self.held <= self._low_count and self.held_bytes <= self._low_bytes
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether a message may be handed out now."""
+        return bool(self._fresh or self._again)
+
     def crowded(self) -> set[Partition]:
         """Partitions that must not be polled: too much was polled behind an unsettled message."""
         return {key for key, log in self._logs.items() if len(log.entries) >= self._window}
@@ -179,7 +209,7 @@ class OffsetLedger:
 
     def next_due(self, now: float) -> float:
         """Seconds until a message may be handed out; 0 when one may, infinity when none waits."""
-        if self._ready:
+        if self._fresh or self._again:
             return 0.0
         return max(0.0, self._parked[0][0] - now) if self._parked else math.inf
 
@@ -187,26 +217,34 @@ class OffsetLedger:
         """Hand out up to so many, the oldest first."""
         while self._parked and self._parked[0][0] <= now:
             entry = heapq.heappop(self._parked)[2]
-            heapq.heappush(self._ready, (entry.place, entry))
+            heapq.heappush(self._again, (entry.place, entry))
+        fresh, again = self._fresh, self._again
         taken: list[Entry] = []
-        while len(taken) < most and self._ready:
-            entry = heapq.heappop(self._ready)[1]
-            entry.stage = Stage.IN_HAND
+        while len(taken) < most and (fresh or again):
+            if again and not (fresh and fresh[0].place < again[0][0]):
+                entry = heapq.heappop(again)[1]
+            else:
+                entry = fresh.popleft()
+            entry.stage = _IN_HAND
             entry.log.in_hand += 1
             taken.append(entry)
         return taken
 
     def settle(self, entry: Entry) -> bool:
         """The message has its outcome; False when it is no longer ours: then nothing changes."""
-        if not self._is_ours(entry):
-            return False
+        if entry.stage is not _IN_HAND:
+            return self._is_ours(entry)
         log = entry.log
-        entry.stage, entry.message = Stage.SETTLED, None
-        self._let_go(entry)
+        entry.stage, entry.message = _SETTLED, None
+        log.in_hand -= 1
+        self.held -= 1
+        self.held_bytes -= entry.size
         if entry.lane is not None:
             self._free_lane(log, entry.lane)
-        while log.entries and log.entries[0].stage is Stage.SETTLED:
-            log.position = log.entries.popleft().offset + 1
+        entries = log.entries
+        if entries[0] is entry:  # else one below it has no outcome, and the offset stays
+            while entries and entries[0].stage is _SETTLED:
+                log.position = entries.popleft().offset + 1
         return True
 
     def has(self, entry: Entry) -> bool:
@@ -220,7 +258,7 @@ class OffsetLedger:
         if entry.log.is_revoking:
             self._revoke(entry)  # the next member reads it
             return True
-        entry.stage, entry.due = Stage.WAITING, due
+        entry.stage, entry.due = _WAITING, due
         entry.log.in_hand -= 1
         self._line_up(entry)
         return True
@@ -250,27 +288,18 @@ class OffsetLedger:
     def begun(self) -> int:
         """How many messages at or above the positions are in hand or settled."""
         logs = self._logs.values()
-        return sum(each.stage is not Stage.WAITING for log in logs for each in log.entries)
+        return sum(each.stage is not _WAITING for log in logs for each in log.entries)
 
     # ---- inside ----
 
     def _known(self, partitions: Iterable[Partition]) -> list[PartitionLog]:
         return [self._logs[each] for each in partitions if each in self._logs]
 
-    def _lane(self, key: bytes | None) -> bytes | None:
-        match self._order:
-            case Order.PARTITION:
-                return b""
-            case Order.KEY:
-                return key
-            case Order.NONE:
-                return None
-
     def _line_up(self, entry: Entry) -> None:
         if entry.due > 0:
             heapq.heappush(self._parked, (entry.due, entry.place, entry))
         else:
-            heapq.heappush(self._ready, (entry.place, entry))
+            heapq.heappush(self._again, (entry.place, entry))
 
     def _free_lane(self, log: PartitionLog, lane: bytes) -> None:
         behind = log.lanes[lane]
@@ -281,19 +310,20 @@ class OffsetLedger:
 
     def _forget_revoked(self) -> None:
         """Drop what was revoked while it waited."""
-        self._ready = [each for each in self._ready if each[1].stage is Stage.WAITING]
-        self._parked = [each for each in self._parked if each[2].stage is Stage.WAITING]
-        heapq.heapify(self._ready)
+        self._fresh = deque(each for each in self._fresh if each.stage is _WAITING)
+        self._again = [each for each in self._again if each[1].stage is _WAITING]
+        self._parked = [each for each in self._parked if each[2].stage is _WAITING]
+        heapq.heapify(self._again)
         heapq.heapify(self._parked)
 
     def _is_ours(self, entry: Entry) -> bool:
-        if entry.stage is Stage.IN_HAND:
+        if entry.stage is _IN_HAND:
             return True
         self.late += entry.stage is Stage.REVOKED
         return False
 
     def _revoke(self, entry: Entry) -> None:
-        is_in_hand = entry.stage is Stage.IN_HAND
+        is_in_hand = entry.stage is _IN_HAND
         entry.stage, entry.message = Stage.REVOKED, None
         self._let_go(entry, is_in_hand=is_in_hand)
 

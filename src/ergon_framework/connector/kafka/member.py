@@ -60,7 +60,12 @@ class GroupMember:
         self._ledger = ledger
         self._delay_of = delay_of
         self._lock = threading.Lock()
+        # Two signals, and counts of those who wait: to wake somebody for each settlement would cost
+        # more than all else that is done for a message.
         self._changed = SYSTEM_CLOCK.signal(self._lock)
+        self._room_made = SYSTEM_CLOCK.signal(self._lock)
+        self._waiting = 0
+        self._waits_for_room = False
         self._make_consumer = make_consumer
         self._consumer = make_consumer({"error_cb": self._on_error, "on_commit": self._on_commit})
         self._has_partitions = False
@@ -93,14 +98,21 @@ class GroupMember:
                 if due <= 0 or left <= 0:
                     return
                 sooner = min(due, left)
-                self._changed.wait(None if sooner == math.inf else now + sooner)
+                self._wait_for_change(None if sooner == math.inf else now + sooner)
             self._is_stopping = False
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether something can be taken now, and no stop was asked for."""
+        return self._ledger.has_ready and not self._is_stopping
 
     def take(self, most: int) -> list[Entry]:
         """Up to so many messages, without waiting."""
         with self._lock:
             self._raise_refusal()
-            return self._ledger.take(most, SYSTEM_CLOCK.now())
+            taken = self._ledger.take(most, SYSTEM_CLOCK.now())
+            self._tell_of_room()
+        return taken
 
     def has(self, entry: Entry) -> bool:
         """Whether the message is in hand still, or its partition was revoked."""
@@ -109,18 +121,26 @@ class GroupMember:
 
     def settle(self, entry: Entry) -> bool:
         """The message has its outcome; False when its partition was revoked."""
-        return self._change(lambda: self._ledger.settle(entry))
+        with self._lock:
+            is_ours = self._ledger.settle(entry)
+            if self._waiting:
+                self._changed.notify_all()
+            self._tell_of_room()
+        return is_ours
 
     def give_back(self, entry: Entry, seconds: float = 0.0) -> bool:
         """The message is handed out again, in so many seconds."""
         due = SYSTEM_CLOCK.now() + seconds if seconds else 0.0
-        return self._change(lambda: self._ledger.give_back(entry, due))
+        with self._lock:
+            is_ours = self._ledger.give_back(entry, due)
+            self._notify_all()
+        return is_ours
 
     def stop_waiting(self) -> None:
         """The fetch under way, or the next one, waits no longer."""
         with self._lock:
             self._is_stopping = True
-            self._changed.notify_all()
+            self._notify_all()
 
     def wake(self) -> None:
         """Let those that wait look round."""
@@ -163,7 +183,7 @@ class GroupMember:
         """Commit what is settled and leave the group; bounded also while the brokers are away."""
         with self._lock:
             self._is_closing = True
-            self._changed.notify_all()
+            self._notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join(self._rule.close_timeout)
 
@@ -190,11 +210,18 @@ class GroupMember:
 
     def _room(self) -> int:
         """How many messages may be polled. It waits a moment for room, and so for settlements."""
-        until = SYSTEM_CLOCK.now() + FULL
+        ledger, now = self._ledger, SYSTEM_CLOCK.now()
         with self._lock:
-            while not self._ledger.room and not self._is_closing and SYSTEM_CLOCK.now() < until:
-                self._changed.wait(until)
-            return min(MOST, self._ledger.room)
+            while not ledger.is_hungry and not self._is_closing:
+                # With a little room it looks as often as it does without messages: it has to commit
+                # and to hear of rebalances.
+                until = now + (POLL if ledger.room else FULL)
+                if SYSTEM_CLOCK.now() >= until:
+                    break
+                self._waits_for_room = True
+                self._room_made.wait(until)
+            self._waits_for_room = False
+            return min(MOST, ledger.room)
 
     def _poll(self, room: int) -> None:
         with self._lock:
@@ -206,7 +233,8 @@ class GroupMember:
             return
         more = self._consumer.consume(room - 1, 0) if room > 1 else []
         with self._lock:
-            for message in (first, *more):
+            self._deliver(first)
+            for message in more:
                 self._deliver(message)
             self._changed.notify_all()
 
@@ -214,10 +242,11 @@ class GroupMember:
         where = (message.topic(), message.partition())
         error = message.error()
         if error is None:
-            size = len(message.value() or b"") + len(message.key() or b"")
-            delay = self._delay_of(message)
+            key = message.key()
+            size = len(message.value() or b"") + len(key or b"")
+            delay = self._delay_of(message) if message.headers() else 0.0
             due = SYSTEM_CLOCK.now() + delay if delay else 0.0
-            self._ledger.deliver(where, message.offset(), message.key(), size, message, due)
+            self._ledger.deliver(where, message.offset(), key, size, message, due)
             self._trouble = ""
         elif error.code() == _codes()._PARTITION_EOF:  # noqa: SLF001 - the client's own name
             self._ledger.reach_end(where)
@@ -310,7 +339,7 @@ class GroupMember:
             while (
                 self._ledger.in_hand(found) and SYSTEM_CLOCK.now() < until and not self._is_closing
             ):
-                self._changed.wait(until)
+                self._wait_for_change(until)
         error = self._commit_now(found)
         if error is not None:  # the next member handles these again
             logger.warning("%s: offsets were not committed: %s", self._name, in_words(error))
@@ -377,11 +406,21 @@ class GroupMember:
 
     # ---- inside ----
 
-    def _change(self, change: Callable[[], bool]) -> bool:
-        with self._lock:
-            is_ours = change()
-            self._changed.notify_all()
-            return is_ours
+    def _wait_for_change(self, until: float | None) -> None:
+        self._waiting += 1
+        try:
+            self._changed.wait(until)
+        finally:
+            self._waiting -= 1
+
+    def _tell_of_room(self) -> None:
+        if self._waits_for_room and self._ledger.is_hungry:
+            self._waits_for_room = False  # told once: it may take a while until its thread runs
+            self._room_made.notify_all()
+
+    def _notify_all(self) -> None:
+        self._changed.notify_all()
+        self._room_made.notify_all()
 
     def _lag_of(self, asker: Any, partition: Partition) -> int:
         (where,) = _named([partition])

@@ -178,7 +178,7 @@ def check_copies(policy: ConsumerPolicy) -> None:
 
 
 def settlement_of(
-    connector: object, timeout: float, attempts: int = SETTLEMENT_ATTEMPTS, *, is_async: bool
+    connector: Any, timeout: float, attempts: int = SETTLEMENT_ATTEMPTS, *, is_async: bool
 ) -> SettlementPlan | None:
     """What the connector offers of ack, nack and release; None when it offers nothing."""
     verbs = {}
@@ -188,8 +188,11 @@ def settlement_of(
             verbs[verb] = method
     redelivers = bool(getattr(connector, "redelivers", False))
     is_volatile = bool(getattr(connector, "volatile", False))
+    at_once = connector.ack if getattr(connector, "ack_never_waits", False) is True else None
     retry = settlement_rule(attempts, timeout)
-    return SettlementPlan(verbs, timeout, redelivers, is_volatile, retry) if verbs else None
+    if not verbs:
+        return None
+    return SettlementPlan(verbs, timeout, redelivers, is_volatile, retry, at_once)
 
 
 def waits_for_work(connector: object, extra: Mapping[str, Any]) -> bool:
