@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,13 @@ LISTS = [
     "/api/v1/boundary",
 ]
 ITEMS = ["/api/v1/jobs/{job_id}", "/api/v1/jobs/{job_id}/why", "/api/v1/dead-letters/{letter_id}"]
+ACTIONS = [
+    "/api/v1/jobs/bulk",
+    *(
+        f"/api/v1/jobs/{{job_id}}/{name}"
+        for name in ("requeue", "retry", "cancel", "delete", "edit-and-requeue")
+    ),
+]
 ZONES = [f"/api/v1/boundary/{{zone}}/{name}" for name in ("consumers", "quarantine", "gaps")]
 
 
@@ -38,9 +46,22 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> Any:
     fill_jobs(place, waiting=5, dead=2)
     fill_calls(f"sqlite:///{place}/work.db", ["c0", "c1"])
     fill_zone(place)
+    return published(place)
+
+
+@pytest.fixture(scope="module")
+def changing(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """That of a server of its own, whose jobs may be changed."""
+    place = tmp_path_factory.mktemp("changing")
+    fill_jobs(place, waiting=3, dead=6)
+    return published(place)
+
+
+def published(place: Path) -> Any:
+    """The document of a server over a place."""
     # The client that asks has no address, so a token must do.
-    settings = settings_in(place, '[server]\npayloads = true\ntoken = "sixteen-characters"\n')
-    app = create_app(settings=settings)
+    more = '[server]\npayloads = true\ntoken = "ada: sixteen-characters"\noperators = ["ada"]\n'
+    app = create_app(settings=settings_in(place, more))
     found = schemathesis.openapi.from_dict(app.openapi())
     found.app = app
     return found
@@ -107,3 +128,51 @@ def test_a_missing_token_is_published_too(schema: Any, path: str) -> None:
     answer = operation.Case().call()
     operation.validate_response(answer)
     assert int(answer.status_code) == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "mode", "examples"),
+    [
+        *((path, GenerationMode.POSITIVE, 8) for path in ACTIONS),
+        *(
+            pytest.param(path, mode, 200, marks=pytest.mark.campaign)
+            for path in ACTIONS
+            for mode in GenerationMode
+        ),
+    ],
+)
+def test_nothing_is_found_where_jobs_are_changed(
+    changing: Any, path: str, mode: GenerationMode, examples: int
+) -> None:
+    """Whatever is sent is done or refused as the document says, and never a failure of ours."""
+    statuses = set()
+
+    @settings(max_examples=examples, deadline=None, database=None)
+    @given(case=changing[path]["POST"].as_strategy(generation_mode=mode))
+    def check(case: Any) -> None:
+        statuses.add(int(whole(case).status_code))
+
+    check()
+    assert statuses <= {200, 401, 404, 405, 409, 413, 422}
+
+
+@pytest.mark.parametrize(
+    ("name", "job", "body", "status"),
+    [
+        ("requeue", "d0", {}, 200),
+        ("requeue", "w0", {}, 409),
+        ("cancel", "w0", {"reason": "old"}, 200),
+        ("retry", "w0", {}, 200),
+        ("delete", "d1", {}, 200),
+        ("delete", "nope", {}, 404),
+        ("edit-and-requeue", "d2", {"args": [1], "new_id": "n"}, 200),
+        ("edit-and-requeue", "d3", {"args": {}}, 422),
+    ],
+)
+def test_each_change_is_as_published(
+    changing: Any, name: str, job: str, body: Any, status: int
+) -> None:
+    """Done and refused: the body fits the schema of its status."""
+    operation = changing[f"/api/v1/jobs/{{job_id}}/{name}"]["POST"]
+    case = operation.Case(path_parameters={"job_id": job}, body=body, media_type="application/json")
+    assert int(whole(case).status_code) == status

@@ -184,6 +184,8 @@ class CancelRequested:
 class RunRequested:
     """An operator wants it to run now: it is due at once, or begins anew when it had ended."""
 
+    by: str = ""  # who, for the history
+
 
 @dataclass(frozen=True, slots=True)
 class RescheduleRequested:

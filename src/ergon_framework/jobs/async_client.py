@@ -451,9 +451,9 @@ class AsyncJobClient:
             lambda: self._sync().cancel(job_id, running=running, by=by, reason=reason)
         )
 
-    async def retry(self, job_id: str) -> None:
+    async def retry(self, job_id: str, *, by: str | None = None) -> None:
         """Let a waiting job run now, or one that failed or was cancelled begin anew."""
-        await self._call(lambda: self._sync().retry(job_id))
+        await self._call(lambda: self._sync().retry(job_id, by=by))
 
     async def requeue(self, job_id: str, *, by: str | None = None) -> None:
         """Send a dead-lettered job back with fresh counters; ``by`` stands in its history."""

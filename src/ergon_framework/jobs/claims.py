@@ -31,6 +31,7 @@ from ergon_framework.core.job import (
     JobSnapshot,
     JobStatus,
     RequeueRequested,
+    RunRequested,
     Succeeded,
     Transition,
     next_transition,
@@ -156,6 +157,8 @@ def unreadable_outcome(error: UnreadableJobError) -> Failed | HeldBack:
 
 _EVENT_DETAILS = ("message", "traceback", "output", "by", "reason", "became")
 """What the history tells of an event, where it has it."""
+_TOLD = (CancelRequested, EditRequested, RequeueRequested, RunRequested)
+"""What somebody asked for, of which the history tells more than the word."""
 
 
 class Settler:
@@ -307,7 +310,7 @@ class Settler:
         transition = next_transition(snapshot, event, self.rule_of(job), roll())
         if not transition.status.is_final and is_erased(job):
             raise InvalidTransition(f"the job {job.id} was erased: nothing is left to run")
-        is_told = isinstance(event, CancelRequested | RequeueRequested | EditRequested)
+        is_told = isinstance(event, _TOLD)
         seen = event if is_told else request
         return Settlement(
             key=job.key,

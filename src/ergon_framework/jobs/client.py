@@ -428,12 +428,13 @@ class JobClient:
             raise
         return True
 
-    def retry(self, job_id: str) -> None:
+    def retry(self, job_id: str, *, by: str | None = None) -> None:
         """Let a waiting job run now, or one that failed or was cancelled begin anew.
 
         Raises DuplicateJobError when another job holds its unique key by now; so does ``requeue``.
         """
-        request_transition(self.store, self._settler, str(job_id), RunRequested())
+        request = RunRequested(requeueing(by).by)
+        request_transition(self.store, self._settler, str(job_id), request)
 
     def requeue(self, job_id: str, *, by: str | None = None) -> None:
         """Send a dead-lettered job back with fresh counters; ``by`` stands in its history."""

@@ -100,7 +100,7 @@ def serve(
     # Host names are checked only on loopback, against DNS rebinding. Elsewhere a server has many
     # names, and a token is required.
     names = server.names if is_loopback(server.host) else None
-    sessions = Sessions(tokens, server.operators)
+    sessions = Sessions(tokens, server.operators, admins=server.admins)
     plan = server_plan(server, backends, tokens, names, sessions)
     app = WithWebhooks(build_app(plan), webhooks)
     # Bound here and not by uvicorn: a port that is taken is an error of ours with a remedy, and the

@@ -22,6 +22,7 @@ from ergon_framework.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from ergon_framework.web.audit import AuditLog
 from ergon_framework.web.backends import PROVIDERS, Backends, JobBackend, ZoneBackend
 from ergon_framework.web.responses import BackendUnavailableError, ResourceNotFoundError
 
@@ -92,8 +93,16 @@ _NAMES = {"jobs": "the job store", PROVIDERS: "the store of provider calls"}
 class BackendPool:
     """Asks parts by name. The text of what goes wrong stays in our log: it may name files."""
 
-    def __init__(self, backends: Backends, seconds: float, *, shows_payloads: bool = False) -> None:
+    def __init__(
+        self,
+        backends: Backends,
+        seconds: float,
+        *,
+        shows_payloads: bool = False,
+        audit: AuditLog | None = None,
+    ) -> None:
         self.backends = backends
+        self.audit = AuditLog() if audit is None else audit
         self.shows_payloads = shows_payloads
         self._away: set[str] = set()
         self.bulkheads = {

@@ -1,8 +1,8 @@
 """What every request passes before a route: the access log, authentication, and limits.
 
 Callers with a token are answered; where there is no token, callers on this machine. Forms of the
-console are the only requests that may change something. The size of a request, its time, and how
-many are answered at once are bounded.
+console and posts to the jobs of the API are the only requests that may change something. The size
+of a request, its time, and how many are answered at once are bounded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 
 from starlette.datastructures import Headers
@@ -22,7 +22,7 @@ from ergon_framework.boundary.http.addresses import is_loopback
 from ergon_framework.providers.authorization import is_local_request
 from ergon_framework.web.responses import error_response
 from ergon_framework.web.sessions import COOKIE, Sessions
-from ergon_framework.web.tokens import Tokens
+from ergon_framework.web.tokens import CallerRole, CallerRoles, Tokens
 
 logger = logging.getLogger("ergon.web.access")
 
@@ -36,6 +36,10 @@ EVENTS = f"{CONSOLE}/events"
 _FOR_ALL = (SIGN_IN, f"{CONSOLE}/static/")
 CALLER = "ergon.caller"
 """The key in the scope for the name of a known caller; absent for an unknown one."""
+ROLE = "ergon.role"
+"""The key in the scope for what a known caller may do."""
+HAS_HEADER = "ergon.has_header"
+"""The key in the scope for whether a header has a token: a page elsewhere cannot send that."""
 LOCAL = "local"
 """What a caller on this machine is called."""
 
@@ -50,6 +54,8 @@ class AuthRules:
     probes_open: bool = True
     sessions: Sessions | None = None
     """Those of browsers; None: nobody can sign in."""
+    roles: CallerRoles = field(default_factory=CallerRoles)
+    """What holders of tokens may do."""
 
 
 class Authentication:
@@ -72,6 +78,9 @@ class Authentication:
             caller = self._caller(scope, headers)
             if caller is not None:
                 scope[CALLER] = caller
+                scope[ROLE] = self._role(caller)
+                has_tokens = self._rules.tokens is not None
+                scope[HAS_HEADER] = has_tokens and "authorization" in headers
             elif not self._is_open(_route_path(scope)):
                 refused = self._unknown(scope, headers)
         await (self._app if refused is None else refused)(scope, receive, send)
@@ -102,6 +111,10 @@ class Authentication:
         scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         caller = self._rules.tokens.caller(token.strip().encode("latin-1"))
         return caller if scheme.lower() == "bearer" else None
+
+    def _role(self, caller: str) -> CallerRole:
+        # Whoever is on the machine of a server without tokens could read its files as well.
+        return CallerRole.ADMIN if self._rules.tokens is None else self._rules.roles.of(caller)
 
     def _session(self, headers: Headers) -> str | None:
         """Who has signed in with this browser; a header Authorization goes before its cookie."""
@@ -193,7 +206,14 @@ class AccessLog:
 MAX_HEAD = 16 * 1024
 """Bytes of a request before its body."""
 MAX_BODY = 64 * 1024
-"""Bytes of a request's body; only forms of the console have one that is read."""
+"""Bytes of a body; only forms of the console and posts to the API have one that is read."""
+MAX_EDIT_BODY = 2 * 1024 * 1024
+"""Bytes of a body with the arguments of a job."""
+EDIT = "edit-and-requeue"
+"""The last part of the path at which the API takes the arguments of a job."""
+EDIT_FORM = f"{CONSOLE}/edit/"
+"""The path of a form with the arguments of a job."""
+JOBS_API = "/api/v1/jobs/"
 _METHODS = "GET, HEAD"
 
 
@@ -231,17 +251,21 @@ class RequestLimiter:
             await self._bounded({**scope, "method": method}, receive, answer)
 
     def _refused(self, scope: Scope) -> Response | None:
-        if scope["method"] not in {"GET", "HEAD"} and not _is_form(scope):
-            remedy = {"remedy": "this server only tells: ask with GET or HEAD"}
+        if scope["method"] not in {"GET", "HEAD"} and not _may_change(scope):
+            remedy = {
+                "remedy": "ask with GET or HEAD: what changes something is below /api/v1/jobs/"
+            }
             text = "method not allowed"
             return error_response(405, "method_not_allowed", text, remedy, {"Allow": _METHODS})
         if _head_bytes(scope) > MAX_HEAD:
             remedy = {"remedy": f"send at most {MAX_HEAD} bytes of path, query and headers"}
             return error_response(431, "too_large", "the head of the request is too large", remedy)
-        length = Headers(scope=scope).get("content-length", "0")
+        length, most = Headers(scope=scope).get("content-length", "0"), _most(scope)
         # Cut before it is read as a number: thousands of digits would take long.
-        if not length.isdecimal() or int(length[:20]) > MAX_BODY:
-            remedy = {"remedy": "send no body"}
+        if not length.isdecimal() or int(length[:20]) > most:
+            remedy = {"remedy": f"send at most {most} bytes, or use ergon jobs edit"}
+            if scope["method"] != "POST":
+                remedy = {"remedy": "send no body"}
             closing = {"Connection": "close"}
             return error_response(413, "too_large", "the body is too large", remedy, closing)
         # Probes are always answered: a busy server must not be restarted for it.
@@ -302,10 +326,17 @@ class _Answer:
         await self._send(message)
 
 
-def _is_form(scope: Scope) -> bool:
-    """Whether this may be a form of the console: its length is told, and bounded."""
+def _may_change(scope: Scope) -> bool:
+    """Whether this may be a form of the console or a post to the API: its length is told."""
     has_length = any(name == b"content-length" for name, _ in scope["headers"])
-    return scope["method"] == "POST" and _route_path(scope).startswith(f"{CONSOLE}/") and has_length
+    path = _route_path(scope)
+    return scope["method"] == "POST" and path.startswith((f"{CONSOLE}/", JOBS_API)) and has_length
+
+
+def _most(scope: Scope) -> int:
+    path = _route_path(scope)
+    is_edit = path.startswith(EDIT_FORM) or (path.startswith(JOBS_API) and path.endswith(EDIT))
+    return MAX_EDIT_BODY if is_edit and scope["method"] == "POST" else MAX_BODY
 
 
 def _head_bytes(scope: Scope) -> int:

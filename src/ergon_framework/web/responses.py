@@ -20,12 +20,15 @@ from starlette.responses import JSONResponse, Response
 from ergon_framework.errors import (
     BoundaryError,
     BoundaryNotFoundError,
+    DuplicateJobError,
     ErgonError,
+    JobError,
     JobNotFoundError,
     JobStateError,
     StoreError,
 )
 from ergon_framework.providers.schemas import ProviderHealthError
+from ergon_framework.web.audit import AuditError
 
 logger = logging.getLogger("ergon.web")
 
@@ -83,9 +86,9 @@ class InvalidParameterError(ErgonError, ValueError):
 
     code = "invalid_request"
 
-    def __init__(self, field: str, problem: str, remedy: str) -> None:
-        errors = [{"field": f"query.{field}", "message": problem}]
-        message = f"query.{field}: {problem}"
+    def __init__(self, field: str, problem: str, remedy: str, *, where: str = "query") -> None:
+        errors = [{"field": f"{where}.{field}", "message": problem}]
+        message = f"{where}.{field}: {problem}"
         super().__init__(message, remedy=remedy, details={"errors": errors})
 
 
@@ -118,6 +121,10 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     },
 }
 MISSING: dict[int | str, dict[str, Any]] = {404: _described("There is no such thing.")}
+CHANGES: dict[int | str, dict[str, Any]] = {
+    409: _described("The job's state, or another job, does not allow it."),
+    413: _described("The body is too large."),
+}
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -143,8 +150,12 @@ def answer_of(error: ErgonError) -> JSONResponse:
         return error_response(422, **document)
     if isinstance(error, NotAllowedError):
         return error_response(403, **document)
-    if isinstance(error, JobStateError):
+    if isinstance(error, JobStateError | DuplicateJobError):
         return error_response(409, **document)
+    if isinstance(error, JobError):  # what was asked for cannot be: a wrong argument, say
+        return error_response(422, **document)
+    if isinstance(error, AuditError):
+        return unavailable(**document)
     # The caller gets none of its text, which may name files and hosts.
     logger.error("a request failed: %s", error)
     if isinstance(error, StoreError | BoundaryError):

@@ -11,6 +11,8 @@ from fastapi.security import HTTPBearer
 
 from ergon_framework.app.settings.sections import ServerSettings
 from ergon_framework.providers.api import create_router
+from ergon_framework.web.action_routes import action_routes
+from ergon_framework.web.audit import AuditLog, audit_of
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import Backends, readable_store
 from ergon_framework.web.boundary_routes import boundary_routes
@@ -28,7 +30,7 @@ from ergon_framework.web.middleware import (
 from ergon_framework.web.probes import probe_routes
 from ergon_framework.web.responses import NO_TOKEN, REFUSALS, add_error_handlers, given_once
 from ergon_framework.web.sessions import Sessions
-from ergon_framework.web.tokens import Tokens
+from ergon_framework.web.tokens import CallerRoles, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class ServerPlan:
     limits: RequestLimits = field(default_factory=RequestLimits)
     shows_payloads: bool = False
     logs_access: bool = False
+    audit: AuditLog = field(default_factory=AuditLog)
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the server stops: pages that are kept up to date are let go."""
 
@@ -57,10 +60,17 @@ def server_plan(
     """
     return ServerPlan(
         backends,
-        AuthRules(tokens, names, server.probes_open, sessions),
+        AuthRules(
+            tokens,
+            names,
+            server.probes_open,
+            sessions,
+            CallerRoles(server.operators, server.admins),
+        ),
         RequestLimits(server.requests, server.timeout),
         server.payloads,
         server.access_log,
+        audit_of(backends.settings),
     )
 
 
@@ -72,7 +82,12 @@ def build_app(plan: ServerPlan) -> FastAPI:
         docs_url=None,  # their pages load scripts from elsewhere
         redoc_url=None,
     )
-    pool = BackendPool(plan.backends, plan.limits.seconds, shows_payloads=plan.shows_payloads)
+    pool = BackendPool(
+        plan.backends,
+        plan.limits.seconds,
+        shows_payloads=plan.shows_payloads,
+        audit=plan.audit,
+    )
     for router, is_open in _routers(pool, plan):
         # For the OpenAPI document only: the gate has decided before.
         is_closed = plan.auth.tokens is not None and not is_open
@@ -95,7 +110,14 @@ def _routers(pool: BackendPool, plan: ServerPlan) -> list[tuple[APIRouter, bool]
     """All routes, and whether they are open to those without a token."""
     is_open = plan.auth.probes_open
     others = APIRouter(responses=REFUSALS, dependencies=[Depends(given_once)])
-    for build in (metric_routes, job_routes, admin_routes, dead_letter_routes, boundary_routes):
+    for build in (
+        metric_routes,
+        action_routes,
+        job_routes,
+        admin_routes,
+        dead_letter_routes,
+        boundary_routes,
+    ):
         others.include_router(build(pool))
     found = [
         (probe_routes(pool), is_open),

@@ -160,3 +160,30 @@ class GapItem(_Open):
     first_offset: int
     last_offset: int
     reason: str
+
+
+class JobChange(_Exact):
+    """A job that was changed, and where it stands then."""
+
+    id: str
+    action: Literal["requeue", "retry", "cancel", "delete"]
+    status: Literal[Status, "deleted"] = Field(
+        description="One that runs is `active` until its worker has ended it."
+    )
+
+
+class EditedJob(_Exact):
+    """A job that was stored in the place of another one."""
+
+    id: str
+    edited_from: str
+    is_new: bool = Field(description="False: an earlier request with this `new_id` has stored it.")
+
+
+class JobsChange(_Exact):
+    """How many jobs matched, and how many were changed."""
+
+    action: Literal["requeue", "cancel", "delete"]
+    matched: Count
+    changed: Count
+    dry_run: bool

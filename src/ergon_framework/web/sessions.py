@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from time import monotonic
 
-from ergon_framework.web.tokens import Tokens
+from ergon_framework.web.tokens import CallerRole, CallerRoles, Tokens
 
 COOKIE = "ergon_session"
 LIFETIME = 12 * 3600.0
@@ -35,12 +35,17 @@ class BrowserSession:
     """Somebody who has signed in."""
 
     name: str
-    is_operator: bool
-    """Whether he may change anything, or only read."""
+    role: CallerRole
+    """What he may do."""
     form_secret: str = field(repr=False)
     """What each form of his pages carries: other pages cannot know it."""
     until: float
     token: bytes | None = field(repr=False)
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether he may change anything, or only read."""
+        return self.role.may_act
 
 
 class Sessions:
@@ -51,10 +56,11 @@ class Sessions:
         tokens: Tokens | None,
         operators: Collection[str] = (),
         clock: Callable[[], float] = monotonic,
+        admins: Collection[str] = (),
     ) -> None:
-        """``operators``: names of the tokens whose holders may change something."""
+        """``operators`` and ``admins``: names of the tokens whose holders may change something."""
         self._tokens = tokens
-        self._operators = frozenset(operators)
+        self._roles = CallerRoles(frozenset(operators), frozenset(admins))
         self._clock = clock
         self._lock = threading.Lock()
         self._sessions: OrderedDict[bytes, BrowserSession] = OrderedDict()
@@ -126,13 +132,15 @@ class Sessions:
                 if wanted is None or not hmac.compare_digest(wanted, _digest(secret)):
                     return None
                 self._invitation = None
-            return BrowserSession(LOCAL_OPERATOR, True, secrets.token_urlsafe(24), until, None)
+            return BrowserSession(
+                LOCAL_OPERATOR, CallerRole.ADMIN, secrets.token_urlsafe(24), until, None
+            )
         token = secret.encode("utf-8", "replace")
         name = self._tokens.caller(token)
         if name is None:
             return None
-        is_operator = name in self._operators
-        return BrowserSession(name, is_operator, secrets.token_urlsafe(24), until, token)
+        role = self._roles.of(name)
+        return BrowserSession(name, role, secrets.token_urlsafe(24), until, token)
 
     def _note_failure(self, address: str) -> None:
         now = self._clock()

@@ -1,4 +1,4 @@
-"""The tokens without which a server is not read: where they come from, and what they may be."""
+"""The tokens without which a server is not read: where they come from, and what holders may do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
@@ -181,3 +183,30 @@ def _kept(token: str) -> bytes:
 
 def _digest(token: bytes) -> bytes:
     return hashlib.sha256(token).digest()
+
+
+class CallerRole(StrEnum):
+    """What somebody may do."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+    @property
+    def may_act(self) -> bool:
+        """Whether he may change anything, or only read."""
+        return self is not CallerRole.VIEWER
+
+
+@dataclass(frozen=True, slots=True)
+class CallerRoles:
+    """Who has which role, by the names of tokens; all others only read."""
+
+    operators: Collection[str] = ()
+    admins: Collection[str] = ()
+
+    def of(self, name: str) -> CallerRole:
+        """The role of a name."""
+        if name in self.admins:
+            return CallerRole.ADMIN
+        return CallerRole.OPERATOR if name in self.operators else CallerRole.VIEWER

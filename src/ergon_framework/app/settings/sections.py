@@ -206,6 +206,8 @@ class ServerSettings(SettingsModel):
     token: Annotated[SecretStr | None, OrNone] = None  # or several, a line for each
     names: Names = ()
     operators: Names = ()
+    admins: Names = ()
+    audit: Annotated[str | None, Field(min_length=1)] = None  # None: beside the settings file
     probes_open: Switch = True
     payloads: Switch = False
     requests: Count = 64

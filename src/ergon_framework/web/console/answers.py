@@ -81,6 +81,8 @@ class View:
     """For the template alone."""
     is_live: bool = False
     """Whether an open page follows what happens."""
+    status: int = 200
+    """Of the answer."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from starlette.datastructures import QueryParams as Given
 
 from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.editing import became_of, origin_of
 from ergon_framework.jobs.views import last_entry_with
 from ergon_framework.web.backends import JobBackend
 from ergon_framework.web.console.formatting import error_family
@@ -105,6 +106,28 @@ def job_document(source: JobBackend, job_id: str, *, is_whole: bool) -> dict[str
         "sentences": sentences,
         "traceback": None if trouble is None else _traceback(trouble),
         "timeline": timeline_of(view, now),
+        "edited_from": origin_of(job),
+        "became": became_of(job),
+    }
+
+
+def edit_document(source: JobBackend, job_id: str, *, is_whole: bool) -> dict[str, Any]:
+    """What is to be known of a job before it is sent back with other arguments."""
+    with source.opened() as client:
+        view = client.show(job_id)
+        job = client.find(job_id)
+    names = (
+        "id",
+        "status",
+        "handler",
+        "queue",
+        "last_error",
+        *(("args", "kwargs") if is_whole else ()),
+    )
+    return {
+        **{name: view[name] for name in names},
+        "became": became_of(job),
+        "hidden_bytes": 0 if is_whole else len(job.args) + len(job.kwargs),
     }
 
 

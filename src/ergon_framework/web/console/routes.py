@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -12,26 +13,26 @@ from fastapi import APIRouter, Request, Response
 from starlette.datastructures import QueryParams as Given
 from starlette.responses import RedirectResponse
 
-from ergon_framework.errors import ErgonError, JobNotFoundError
+from ergon_framework.errors import ErgonError, JobError, JobNotFoundError
+from ergon_framework.jobs.newjob import new_id
+from ergon_framework.web.audit import logger as audit
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import JobBackend
-from ergon_framework.web.console.acting import (
-    ACTIONS,
-    MOST_AT_ONCE,
-    Action,
-    FormTaker,
-    action_in,
-    actions_for,
-    audit,
-    refuse_foreign,
-)
+from ergon_framework.web.console.acting import FormTaker, action_in, edit_in, refuse_foreign
 from ergon_framework.web.console.answers import ROOT, Answers, Frame, View, format_of
+from ergon_framework.web.console.audit_page import (
+    AUDIT_COLUMNS,
+    audit_document,
+    audit_search,
+    outcome_chip,
+)
 from ergon_framework.web.console.events import ChangeEvents
 from ergon_framework.web.console.formatting import blocks
 from ergon_framework.web.console.job_pages import (
     COLUMNS,
     MOST_SHOWN,
     SHOWN,
+    edit_document,
     job_document,
     kind_of,
     list_document,
@@ -58,14 +59,24 @@ from ergon_framework.web.console.work_pages import (
     schedules_document,
     workers_document,
 )
-from ergon_framework.web.job_routes import JobsParams
-from ergon_framework.web.middleware import CALLER, EVENTS, SIGN_IN
+from ergon_framework.web.job_actions import (
+    ACTIONS,
+    EDIT,
+    LOOK,
+    MOST_AT_ONCE,
+    Action,
+    actions_for,
+    actions_for_all,
+)
+from ergon_framework.web.middleware import CALLER, EVENTS, ROLE, SIGN_IN
 from ergon_framework.web.responses import (
     MAX_PAGE,
     NotAllowedError,
     ResourceNotFoundError,
+    answer_of,
 )
 from ergon_framework.web.sessions import COOKIE, LIFETIME, Sessions
+from ergon_framework.web.tokens import CallerRole
 
 Shown = Callable[[Request], Awaitable[View | Response]]
 QUEUE_COLUMNS = (
@@ -112,6 +123,8 @@ class Console:
             "/queues": self._queues,
             "/jobs": self._jobs,
             "/find": self._find,
+            "/audit": self._audit,
+            "/edit/{job_id:path}": self._edit_page,
             "/jobs/{job_id:path}": self._job,
             "/dead-letters": self._dead_letters,
             "/schedules": self._schedules,
@@ -131,6 +144,7 @@ class Console:
                 "/sign-in": self._sign_in,
                 "/sign-out": self._sign_out,
                 "/change": self._change,
+                "/edit/{job_id:path}": self._edit,
             }
             router.add_api_route(SIGN_IN, self._page(self._entry), response_model=None)
             for path, take in forms.items():
@@ -151,7 +165,7 @@ class Console:
                 return self._answers.error(request, error, frame)
             if isinstance(found, Response):
                 return found
-            return self._answers.show(request, found, frame)
+            return self._answers.show(request, found, frame, found.status)
 
         return answer
 
@@ -201,7 +215,11 @@ class Console:
         if is_page and asked.limit > MOST_SHOWN:
             asked = asked.model_copy(update={"limit": MOST_SHOWN})
         document = await self._pool.call("jobs", partial(list_document, source, asked))
-        extra: dict[str, Any] = {"asked": asked, "following": None, "actions": _for_all(asked)}
+        extra: dict[str, Any] = {
+            "asked": asked,
+            "following": None,
+            "actions": actions_for_all(asked.status),
+        }
         if document["next_cursor"] is not None:
             url = request.url.include_query_params(cursor=document["next_cursor"])
             extra["following"] = f"{url.path}?{url.query}"
@@ -214,10 +232,10 @@ class Console:
         source, look = self._pool.jobs(), await self._look()
         is_wanted = request.query_params.get("payloads") in ("true", "1")
         is_whole = is_wanted and self._pool.shows_payloads
+        if is_whole:
+            await self._note_look(request, job_id)
         question = partial(job_document, source, job_id, is_whole=is_whole)
         document = await self._pool.call("jobs", question)
-        if is_whole:
-            audit.info("%s looked at the arguments of the job %r", _who(request), job_id)
         extra = {
             "blocks": blocks(document["sentences"]),
             "same": same_error(look, document),
@@ -330,7 +348,8 @@ class Console:
         if job_id:
             if action.asks_first and not is_sure:
                 return _question(action, form, 1, {"id": [job_id]})
-            await self._taker.change_one(action, job_id, actor, form.get("reason", ""))
+            reason = form.get("reason", "").strip()
+            await self._taker.actions.change_one(action, job_id, actor.name, reason)
             rest = "/jobs" if action.name == "delete" else f"/jobs/{quote(job_id)}"
             return RedirectResponse(f"{_root(request)}{rest}?did={action.name}", 303)
         if not is_sure:
@@ -339,6 +358,57 @@ class Console:
         document = {"action": action.name, "done": done}
         extra = {"action": action, "most": MOST_AT_ONCE}
         return View("changed.html", f"{action.title}: done", document, extra=extra)
+
+    async def _audit(self, request: Request) -> View:
+        """The audit log, for those who may read it: it tells of people."""
+        if request.scope.get(ROLE) is not CallerRole.ADMIN:
+            raise NotAllowedError(
+                "only an admin may read the audit log",
+                remedy=f'write admins = ["{_who(request)}"] under [server] in the settings',
+            )
+        limit = SHOWN if format_of(request) == "html" else MAX_PAGE
+        search = audit_search(request.query_params)
+        question = partial(audit_document, self._pool.audit, search, limit)
+        # Beside the loop, as a file that is locked makes one wait.
+        found = await asyncio.to_thread(question)
+        known = (*ACTIONS, EDIT, LOOK)
+        extra = {"known": known, "outcome_chip": outcome_chip, "following": None}
+        if found["next_cursor"] is not None:
+            url = request.url.include_query_params(cursor=found["next_cursor"])
+            extra["following"] = f"{url.path}?{url.query}"
+        return View("audit.html", "Audit log", found, found["items"], AUDIT_COLUMNS, extra)
+
+    async def _note_look(self, request: Request, job_id: str) -> None:
+        note = partial(self._pool.audit.seen, str(_who(request)), LOOK, job_id)
+        await self._pool.call("jobs", note)
+
+    async def _edit_page(self, request: Request) -> View:
+        """The form with the arguments of a dead letter; they are shown to whoever asks for them."""
+        self._taker.operator(request)
+        job_id, may_show = request.path_params["job_id"], self._pool.shows_payloads
+        is_whole = may_show and request.query_params.get("payloads") in ("true", "1")
+        if is_whole:
+            await self._note_look(request, job_id)
+        question = partial(edit_document, self._pool.jobs(), job_id, is_whole=is_whole)
+        document = await self._pool.call("jobs", question)
+        texts = {name: readable(document[name]) for name in ("args", "kwargs") if is_whole}
+        form = {"new_id": new_id(), "args": "", "kwargs": "", "reason": "", **texts}
+        return _edit_view(document, form, may_show=may_show and not is_whole)
+
+    async def _edit(self, request: Request) -> View | Response:
+        """Store the edited job; a form with a mistake is shown again with what was typed."""
+        form = await self._taker.form(request)
+        actor, job_id = self._taker.actor(request, form), request.path_params["job_id"]
+        try:
+            made = await self._taker.actions.edit(job_id, edit_in(form), actor.name)
+        except JobError as error:
+            if isinstance(error, JobNotFoundError):
+                raise
+            question = partial(edit_document, self._pool.jobs(), job_id, is_whole=False)
+            document = await self._pool.call("jobs", question)
+            typed = {name: form.get(name, "") for name in ("new_id", "args", "kwargs", "reason")}
+            return _edit_view(document, typed, may_show=False, problem=error)
+        return RedirectResponse(f"{_root(request)}/jobs/{quote(made)}?did={EDIT}", 303)
 
     def _sessions(self) -> Sessions:
         if self._taker.sessions is None:
@@ -356,6 +426,19 @@ class Console:
 
 
 _DID = {each.name: f"The job was {each.done}." for each in ACTIONS.values()}
+_DID[EDIT] = "This job was stored in the place of the other one, which is cancelled."
+
+
+def _edit_view(
+    document: Mapping[str, Any],
+    form: Mapping[str, Any],
+    *,
+    may_show: bool,
+    problem: JobError | None = None,
+) -> View:
+    extra = {"form": form, "may_show": may_show, "problem": problem}
+    status = 200 if problem is None else answer_of(problem).status_code
+    return View("edit.html", "Edit and requeue", document, extra=extra, status=status)
 
 
 def _question(action: Action, form: Given, number: int, wanted: Mapping[str, Any]) -> View:
@@ -363,13 +446,6 @@ def _question(action: Action, form: Given, number: int, wanted: Mapping[str, Any
     document = {"action": action.name, "would_change": number, "filter": wanted}
     extra = {"action": action, "most": MOST_AT_ONCE, "reason": form.get("reason", "")}
     return View("sure.html", f"{action.title}?", document, extra=extra)
-
-
-def _for_all(asked: JobsParams) -> list[Action]:
-    """What can be done to all jobs of a list: only where it is narrowed to states that allow it."""
-    if not asked.status:
-        return []
-    return [each for each in ACTIONS.values() if set(asked.status) <= set(each.statuses)]
 
 
 def _root(request: Request) -> str:

@@ -1,0 +1,178 @@
+"""``POST /api/v1/jobs/…``: what an operator may do to one job, or to all that match."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Body, Depends, Request, Response
+from fastapi.security import HTTPBearer
+from pydantic import Field
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.editing import JobEdit
+from ergon_framework.web.backend_pool import BackendPool
+from ergon_framework.web.job_actions import ACTIONS, MOST_AT_ONCE, JobActions, search_of
+from ergon_framework.web.job_routes import JobsParams
+from ergon_framework.web.middleware import CALLER, EDIT, HAS_HEADER, ROLE
+from ergon_framework.web.responses import (
+    CHANGES,
+    MISSING,
+    InvalidParameterError,
+    NotAllowedError,
+    QueryParams,
+    json_response,
+)
+from ergon_framework.web.schemas import EditedJob, JobChange, JobsChange
+from ergon_framework.web.tokens import CallerRole
+
+Reason = Annotated[str, Field(max_length=1000, description="Why, for the history of the job.")]
+
+
+class ReasonBody(QueryParams):
+    """Why a job is changed."""
+
+    reason: Reason = ""
+
+
+class EditBody(QueryParams):
+    """Which arguments a dead-lettered job is to have instead."""
+
+    args: list[Any] | None = Field(None, description="Null: those that it has.")
+    kwargs: dict[str, Any] | None = Field(None, description="Null: those that it has.")
+    reason: Reason = ""
+    new_id: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description="The id of the new job. The same request again makes no second job.",
+    )
+
+
+class JobFilterBody(QueryParams):
+    """Which jobs; every filter that is given must match, as those of the list do."""
+
+    status: list[JobStatus] = Field([])
+    queue: str | None = None
+    handler: str | None = None
+    tag: list[str] = Field([])
+    metadata: list[str] = Field([])
+    error: str | None = None
+    since: str | None = None
+    until: str | None = None
+
+
+class BulkBody(QueryParams):
+    """What is done to many jobs."""
+
+    action: Literal["requeue", "cancel", "delete"]
+    filter: JobFilterBody = Field(description="An empty one means all jobs: say `all` as well.")
+    all: bool = Field(False, description="All jobs that the action is for are meant.")
+    dry_run: bool = Field(False, description="Only count them.")
+    limit: int = Field(MOST_AT_ONCE, ge=1, le=MOST_AT_ONCE, description="At most so many.")
+    reason: Reason = ""
+
+
+def operator_of(request: Request) -> str:
+    """The name of the operator who asks; a cookie alone is not enough, as pages may send it along.
+
+    NotAllowedError for everybody else.
+    """
+    name, role = request.scope.get(CALLER, "somebody"), request.scope.get(ROLE, CallerRole.VIEWER)
+    if not request.scope.get(HAS_HEADER):
+        raise NotAllowedError(
+            "changing something through the API takes a token",
+            remedy="start the server with --token-file, list the name of the token as operator"
+            " under [server], and send the header Authorization: Bearer <token>",
+        )
+    if not role.may_act:
+        raise NotAllowedError(
+            f"{name} may read and change nothing",
+            remedy=f'write operators = ["{name}"] under [server] in the settings',
+        )
+    return str(name)
+
+
+Operator = Annotated[str, Depends(operator_of)]
+Reasons = Annotated[ReasonBody, Body(default_factory=ReasonBody)]
+
+
+def action_routes(pool: BackendPool) -> APIRouter:
+    """The routes that change jobs."""
+    actions = JobActions(pool)
+    router = APIRouter(
+        prefix="/api/v1/jobs",
+        tags=["actions"],
+        dependencies=[Depends(HTTPBearer(auto_error=False))],
+        responses=CHANGES,
+    )
+
+    @router.post("/bulk", summary="Change all jobs that match", response_model=JobsChange)
+    async def change_many(asked: BulkBody, actor: Operator) -> Response:
+        """Requeue, cancel or delete them; with `dry_run` they are only counted."""
+        return json_response(await _bulk(actions, asked, actor))
+
+    @router.post(
+        f"/{{job_id:path}}/{EDIT}",
+        summary="Send a dead-lettered job back with other arguments",
+        response_model=EditedJob,
+        responses=MISSING,
+    )
+    async def edit(job_id: str, asked: EditBody, actor: Operator) -> Response:
+        """A new job is stored, and the old one cancelled, in one commit."""
+        wanted = JobEdit(
+            args=asked.args, kwargs=asked.kwargs, reason=asked.reason, new_id=asked.new_id
+        )
+        made = await actions.edit(job_id, wanted, actor)
+        return json_response({"id": made.id, "edited_from": job_id, "is_new": made.is_new})
+
+    for name in ACTIONS:
+        _add_action(router, actions, name)
+    return router
+
+
+def _add_action(router: APIRouter, actions: JobActions, name: str) -> None:
+    action = ACTIONS[name]
+
+    async def change(job_id: str, asked: ReasonBody, actor: Operator) -> Response:
+        status = await actions.change_one(action, job_id, actor, asked.reason)
+        return json_response({"id": job_id, "action": name, "status": status})
+
+    change.__doc__ = action.consequence
+    router.post(
+        f"/{{job_id:path}}/{name}",
+        name=name,
+        summary=f"{action.title}: {_states(action.statuses)}",
+        response_model=JobChange,
+        responses=MISSING,
+    )(change)
+
+
+def _states(statuses: Sequence[JobStatus]) -> str:
+    return "a job that is " + " or ".join(each.value for each in statuses)
+
+
+async def _bulk(actions: JobActions, asked: BulkBody, actor: str) -> dict[str, Any]:
+    given = asked.filter.model_dump(mode="json", exclude_defaults=True)
+    if bool(given) == asked.all:
+        raise InvalidParameterError(
+            "filter",
+            "contradicts all" if given else "names no job",
+            'give a filter such as {"queue": "mail"}, or an empty one and "all": true',
+            where="body",
+        )
+    action = ACTIONS[asked.action]
+    search = search_of(action, JobsParams.model_validate(given))
+    matched = await actions.count(search)
+    changed = 0
+    if matched and not asked.dry_run:
+        chosen = "; ".join(f"{name}={value}" for name, value in given.items()) or "all"
+        changed = await actions.change_many(
+            action, search, actor, chosen=chosen, reason=asked.reason, limit=asked.limit
+        )
+    return {
+        "action": action.name,
+        "matched": matched,
+        "changed": changed,
+        "dry_run": asked.dry_run,
+    }

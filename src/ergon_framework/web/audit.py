@@ -1,0 +1,196 @@
+"""Who did what, to which job: a file of the server's own, which outlives the jobs that it tells of.
+
+An entry is on disk before anything is done, and gets its outcome afterwards. One whose process died
+in between stays ``begun``: nobody knows then whether it was done, and the job's own history tells.
+What cannot be written down is not done.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from ergon_framework.app.settings.sections import Settings
+from ergon_framework.core.text import counted
+from ergon_framework.errors import ErgonError, StoreError
+from ergon_framework.storage.secure_files import prepare_database
+
+logger = logging.getLogger("ergon.web.audit")
+logger.setLevel(logging.INFO)  # whatever the level of all others: who did what is always told
+
+FILE = "ergon-audit.db"
+"""The file's name, beside a settings file that names none."""
+MOST = 200_000
+"""Entries that are kept: the latest."""
+BUSY_TIMEOUT = 5.0
+_COLUMNS = "id, at, actor, action, target, outcome, number, detail"
+_TABLE = """
+CREATE TABLE IF NOT EXISTS audit (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, actor TEXT NOT NULL,
+    action TEXT NOT NULL, target TEXT NOT NULL, outcome TEXT NOT NULL, number INTEGER,
+    detail TEXT NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS audit_by_actor ON audit (actor, id);
+CREATE INDEX IF NOT EXISTS audit_by_action ON audit (action, id);
+CREATE INDEX IF NOT EXISTS audit_by_target ON audit (target, id);
+"""
+T = TypeVar("T")
+
+
+class AuditError(ErgonError):
+    """The audit log cannot be written or read."""
+
+    code = "audit_unavailable"
+
+
+class AuditOutcome(StrEnum):
+    """What came of something that somebody did."""
+
+    BEGUN = "begun"
+    DONE = "done"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"  # the store did not answer: it may have been done
+
+
+class AuditEntry(msgspec.Struct, frozen=True):
+    """One thing that somebody did."""
+
+    id: int
+    at: float
+    actor: str
+    action: str
+    target: str  # the id of a job; empty for many
+    outcome: str
+    number: int | None  # of jobs that were changed
+    detail: str  # how the jobs were chosen, the reason, or the code of a refusal
+
+
+class AuditSearch(msgspec.Struct, frozen=True, kw_only=True):
+    """Which entries; every filter that is set must match."""
+
+    actor: str | None = None
+    action: str | None = None
+    target: str | None = None
+    below: int | None = None
+
+
+class AuditLog:
+    """The entries, in a file; without one in the memory of this process, and in the log."""
+
+    def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.time) -> None:
+        self.path = path
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._memory: sqlite3.Connection | None = None
+        if path is None:
+            self._memory = sqlite3.connect(":memory:", check_same_thread=False)
+            self._memory.executescript(_TABLE)
+
+    def record(self, actor: str, action: str, target: str, detail: str, do: Callable[[], T]) -> T:
+        """Do something, with an entry before it and its outcome afterwards.
+
+        What it returns counts as the number of jobs, if it is a number.
+        """
+        entry = self.begin(actor, action, target, detail)
+        try:
+            done = do()
+        except ErgonError as error:
+            # A store that did not answer may have done it all the same.
+            outcome = (
+                AuditOutcome.UNKNOWN if isinstance(error, StoreError) else AuditOutcome.REFUSED
+            )
+            self._end(entry, outcome, None, error.code)
+            raise
+        number = done if isinstance(done, int) and not isinstance(done, bool) else None
+        self._end(entry, AuditOutcome.DONE, number, None)
+        jobs = f"the job {target!r}" if number is None else counted(number, "job")
+        logger.info("%s: %s %s", actor, action, jobs)
+        return done
+
+    def begin(self, actor: str, action: str, target: str = "", detail: str = "") -> int:
+        """Write down that somebody is about to do something; the number of the entry."""
+        values = (self._clock(), actor, action, target, AuditOutcome.BEGUN, detail)
+        statement = (
+            "INSERT INTO audit (at, actor, action, target, outcome, detail)"
+            " VALUES (?, ?, ?, ?, ?, ?)"
+        )
+        with self._writing() as connection:
+            number = connection.execute(statement, values).lastrowid or 0
+            connection.execute("DELETE FROM audit WHERE id <= ?", (number - MOST,))
+        return number
+
+    def seen(self, actor: str, action: str, target: str) -> None:
+        """Write down that somebody looked at the arguments of a job, before they are shown."""
+        self._end(self.begin(actor, action, target), AuditOutcome.DONE, None, None)
+        logger.info("%s looked at the arguments of the job %r", actor, target)
+
+    def find(self, search: AuditSearch, limit: int) -> list[AuditEntry]:
+        """Entries that match, the newest first."""
+        given = {name: getattr(search, name) for name in ("actor", "action", "target")}
+        filters = {f"{name} = ?": value for name, value in given.items() if value is not None}
+        if search.below is not None:
+            filters["id < ?"] = search.below
+        where = f" WHERE {' AND '.join(filters)}" if filters else ""
+        statement = f"SELECT {_COLUMNS} FROM audit{where} ORDER BY id DESC LIMIT ?"  # noqa: S608 - names of ours
+        if self.path is not None and not self.path.exists():
+            return []  # nothing was done yet, and looking makes no file
+        with self._writing() as connection:
+            rows = connection.execute(statement, (*filters.values(), limit)).fetchall()
+        return [AuditEntry(*row) for row in rows]
+
+    def _end(self, entry: int, outcome: AuditOutcome, number: int | None, why: str | None) -> None:
+        statement = (
+            "UPDATE audit SET outcome = ?1, number = ?2,"
+            " detail = CASE WHEN ?3 IS NULL THEN detail WHEN detail = '' THEN ?3"
+            " ELSE detail || ' (' || ?3 || ')' END WHERE id = ?4"
+        )
+        try:
+            with self._writing() as connection:
+                connection.execute(statement, (outcome, number, why, entry))
+        except AuditError as error:
+            # It is done, and cannot be taken back: the entry stays begun, and the log tells.
+            logger.error("the outcome %s of entry %d: %s", outcome, entry, error)  # noqa: TRY400
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, which is on disk afterwards."""
+        try:
+            with self._lock:
+                if self._memory is not None:
+                    with self._memory:
+                        yield self._memory
+                    return
+                with closing(self._opened()) as connection, connection:
+                    yield connection
+        except (sqlite3.Error, OSError) as error:
+            logger.error("the audit log %s: %s", self.path, error)  # noqa: TRY400 - one line
+            raise AuditError(
+                "the audit log cannot be written: nothing was done",
+                remedy="the log of the server says why; [server] audit names another file",
+            ) from error
+
+    def _opened(self) -> sqlite3.Connection:
+        # Opened for each entry: people act seldom, and the file may be moved meanwhile.
+        path = self.path or Path(FILE)
+        prepare_database(path, may_create=True)
+        connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT)
+        connection.executescript(_TABLE)
+        return connection
+
+
+def audit_of(settings: Settings) -> AuditLog:
+    """The log of a server with these settings: beside their file, unless they name another."""
+    named = settings.server.audit
+    if named == "none" or (named is None and settings.file is None):
+        return AuditLog()
+    base = Path() if settings.file is None else settings.file.absolute().parent
+    return AuditLog(base / (named or FILE))

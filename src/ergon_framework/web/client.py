@@ -1,0 +1,325 @@
+"""A client of ``/api/v1`` for programs: typed answers, and nothing but the standard library.
+
+It needs neither the store nor the packages of the server. Every failure is an :class:`ApiError`,
+which says in ``status``, ``code`` and ``remedy`` what the server has answered.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from ergon_framework.errors import ConfigurationError, ErgonError
+
+TIMEOUT = 30.0
+MAX_ANSWER = 64 << 20
+"""Bytes of an answer that are read at most."""
+T = TypeVar("T")
+
+
+class ApiError(ErgonError):
+    """The server has refused a request, or has not answered it; ``status`` is 0 then."""
+
+    code = "api"
+
+    def __init__(self, status: int, code: str, message: str, details: Mapping[str, Any]) -> None:
+        rest = dict(details)
+        super().__init__(message, remedy=rest.pop("remedy", None), details=rest)
+        self.status = status
+        self.code = code
+
+
+class ApiFailure(msgspec.Struct, frozen=True):
+    """How a job failed last."""
+
+    kind: str
+    code: str
+    message: str
+
+
+class ApiJob(msgspec.Struct, frozen=True):
+    """A job as the server tells of it; ``args``, ``kwargs`` and ``result`` only on request."""
+
+    id: str
+    status: str
+    handler: str
+    queue: str
+    attempts: int
+    deliveries: int
+    priority: int
+    created_at: str
+    run_at: str
+    executor: str | None = None
+    max_attempts: int | None = None
+    last_error: ApiFailure | None = None
+    why: str | None = None
+    finished_at: str | None = None
+    worker: str | None = None
+    correlation_id: str | None = None
+    tags: list[str] = []
+    metadata: dict[str, str] = {}
+    history: list[dict[str, Any]] = []
+    args: Any = None
+    kwargs: Any = None
+    result: Any = None
+
+
+class ApiQueue(msgspec.Struct, frozen=True):
+    """A queue with its limits and its counts by status."""
+
+    name: str
+    paused: bool
+    counts: dict[str, int]
+    max_active: int | None = None
+    rate: float | None = None
+    oldest_due_at: str | None = None
+
+
+class ApiChange(msgspec.Struct, frozen=True):
+    """A job that was changed, and where it stands then."""
+
+    id: str
+    action: str
+    status: str
+
+
+class ApiEdited(msgspec.Struct, frozen=True):
+    """A job that was stored in the place of another one."""
+
+    id: str
+    edited_from: str
+    is_new: bool
+
+
+class ApiBulk(msgspec.Struct, frozen=True):
+    """How many jobs matched, and how many were changed."""
+
+    action: str
+    matched: int
+    changed: int
+    dry_run: bool
+
+
+class _Problem(msgspec.Struct):
+    code: str
+    message: str
+    details: dict[str, Any] = {}
+
+
+class _Jobs(msgspec.Struct):
+    items: list[ApiJob]
+    next_cursor: str | None
+
+
+class _Queues(msgspec.Struct):
+    items: list[ApiQueue]
+    next_cursor: str | None
+
+
+class _Why(msgspec.Struct):
+    why: list[str]
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A token must not follow an answer to another server."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+class ApiClient:
+    """Asks one server; safe to share between threads.
+
+    ::
+
+        client = ApiClient("http://127.0.0.1:8400", token="…")
+        for job in client.jobs(status=["failed"], queue="mail"):
+            client.requeue(job.id)
+    """
+
+    def __init__(self, url: str, token: str | None = None, *, timeout: float = TIMEOUT) -> None:
+        """``url`` is that of the server; with a ``token`` jobs can be changed."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ConfigurationError(
+                "that is not the address of a server",
+                remedy='give one such as ApiClient("http://127.0.0.1:8400")',
+            )
+        self._url = url.rstrip("/") + "/api/v1"
+        self._token = token
+        self._timeout = timeout
+        # No proxy of the environment: a token is for this server alone.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+
+    def __repr__(self) -> str:
+        return f"ApiClient({self._url!r})"
+
+    # ---- looking --------------------------------------------------------------------------------
+
+    def jobs(
+        self,
+        *,
+        status: Sequence[str] = (),
+        queue: str | None = None,
+        handler: str | None = None,
+        tag: Sequence[str] = (),
+        metadata: Mapping[str, str] | None = None,
+        error: str | None = None,
+        since: str | None = None,
+        until: str | None = None,
+        payloads: bool = False,
+    ) -> Iterator[ApiJob]:
+        """The jobs that match, the newest first; they are read page by page."""
+        pairs = [f"{name}={value}" for name, value in (metadata or {}).items()]
+        query = {
+            "status": status,
+            "tag": tag,
+            "metadata": pairs,
+            "queue": queue,
+            "handler": handler,
+            "error": error,
+            "since": since,
+            "until": until,
+            "payloads": "true" if payloads else None,
+        }
+        cursor: str | None = None
+        while True:
+            page = self._get("/jobs", _Jobs, **query, cursor=cursor)
+            yield from page.items
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    def job(self, job_id: str, *, payloads: bool = False) -> ApiJob:
+        """One job with its history."""
+        wanted = "true" if payloads else None
+        return self._get(f"/jobs/{quote(job_id)}", ApiJob, payloads=wanted)
+
+    def why(self, job_id: str) -> list[str]:
+        """Why a job is where it is, in sentences."""
+        return self._get(f"/jobs/{quote(job_id)}/why", _Why).why
+
+    def queues(self) -> list[ApiQueue]:
+        """Every queue, by name."""
+        found: list[ApiQueue] = []
+        cursor: str | None = None
+        while True:
+            page = self._get("/queues", _Queues, cursor=cursor)
+            found += page.items
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+
+    # ---- changing -------------------------------------------------------------------------------
+
+    def requeue(self, job_id: str, *, reason: str = "") -> ApiChange:
+        """Send a dead-lettered job back with fresh counters."""
+        return self._act(job_id, "requeue", reason)
+
+    def retry(self, job_id: str, *, reason: str = "") -> ApiChange:
+        """Let a job that waits run now, or one that was cancelled begin anew."""
+        return self._act(job_id, "retry", reason)
+
+    def cancel(self, job_id: str, *, reason: str = "") -> ApiChange:
+        """Cancel a job that waits, or ask the worker of one that runs to end it."""
+        return self._act(job_id, "cancel", reason)
+
+    def delete(self, job_id: str, *, reason: str = "") -> ApiChange:
+        """Delete a job that has ended, for good."""
+        return self._act(job_id, "delete", reason)
+
+    def edit_and_requeue(
+        self,
+        job_id: str,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        reason: str = "",
+        new_id: str | None = None,
+    ) -> ApiEdited:
+        """Send a dead-lettered job back with other arguments, as a new job.
+
+        With a ``new_id`` the same call may be made again when its answer was lost.
+        """
+        body = {
+            "args": None if args is None else list(args),
+            "kwargs": None if kwargs is None else dict(kwargs),
+            "reason": reason,
+            "new_id": new_id,
+        }
+        return self._post(f"/jobs/{quote(job_id)}/edit-and-requeue", body, ApiEdited)
+
+    def bulk(
+        self,
+        action: str,
+        filter: Mapping[str, Any] | None = None,
+        *,
+        everything: bool = False,
+        dry_run: bool = False,
+        limit: int | None = None,
+        reason: str = "",
+    ) -> ApiBulk:
+        """``requeue``, ``cancel`` or ``delete`` all jobs that match; ``dry_run`` only counts them.
+
+        The filter has the fields of :meth:`jobs`, with ``metadata`` as a list of ``KEY=VALUE``.
+        """
+        body = {
+            "action": action,
+            "filter": dict(filter or {}),
+            "all": everything,
+            "dry_run": dry_run,
+            "reason": reason,
+            **({} if limit is None else {"limit": limit}),
+        }
+        return self._post("/jobs/bulk", body, ApiBulk)
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _act(self, job_id: str, action: str, reason: str) -> ApiChange:
+        return self._post(f"/jobs/{quote(job_id)}/{action}", {"reason": reason}, ApiChange)
+
+    def _get(self, path: str, kind: type[T], **query: Any) -> T:
+        given = {name: value for name, value in query.items() if value not in (None, (), [])}
+        mark = "?" if given else ""
+        return self._asked(path + mark + urlencode(given, doseq=True), None, kind)
+
+    def _post(self, path: str, body: Mapping[str, Any], kind: type[T]) -> T:
+        return self._asked(path, json.dumps(body).encode(), kind)
+
+    def _asked(self, path: str, body: bytes | None, kind: type[T]) -> T:
+        headers = {"Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token}"
+        # The scheme was looked at when the client was made.
+        request = urllib.request.Request(self._url + path, body, headers)  # noqa: S310
+        try:
+            with self._opener.open(request, timeout=self._timeout) as answer:
+                return msgspec.json.decode(answer.read(MAX_ANSWER), type=kind)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise _refusal(error.code, error.read(MAX_ANSWER)) from None
+        except OSError as error:
+            problem = getattr(error, "reason", error)
+            remedy = "is ergon serve running there? A change may have been made all the same"
+            message = f"the server does not answer: {problem}"
+            raise ApiError(0, "unreachable", message, {"remedy": remedy}) from error
+        except msgspec.MsgspecError as error:
+            remedy = "is the address that of ergon serve, and of the same version?"
+            message = "the answer is not one of this API"
+            raise ApiError(0, "bad_answer", message, {"remedy": remedy}) from error
+
+
+def _refusal(status: int, body: bytes) -> ApiError:
+    try:
+        found = msgspec.json.decode(body, type=_Problem)
+    except msgspec.MsgspecError:
+        return ApiError(status, "bad_answer", f"the server answered {status}", {})
+    return ApiError(status, found.code, found.message, found.details)

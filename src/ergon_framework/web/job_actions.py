@@ -1,0 +1,193 @@
+"""What people and programs may do to jobs: one, or all that match. The audit log tells of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.change_requests import checked_reason
+from ergon_framework.jobs.client import EnqueuedJob, JobClient
+from ergon_framework.jobs.editing import JobEdit
+from ergon_framework.ports.jobstore import Search
+from ergon_framework.web.backend_pool import BackendPool
+from ergon_framework.web.job_routes import JobsParams, search_for
+from ergon_framework.web.responses import InvalidParameterError
+
+MOST_AT_ONCE = 10_000
+"""Jobs that one request changes: it has its time. The same request goes on with the rest."""
+EDIT = "edit"
+"""What the audit log calls sending a job back with other arguments."""
+LOOK = "look"
+"""The same for looking at the arguments and the result of a job."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing that can be done to jobs."""
+
+    name: str
+    title: str
+    done: str
+    statuses: tuple[JobStatus, ...]
+    """The states of the jobs that it is for."""
+    consequence: str
+    asks_first: bool = False
+    """Whether one job is enough to be asked about: it cannot be undone."""
+    is_for_many: bool = True
+
+
+_WAITING = (JobStatus.PENDING, JobStatus.RETRYING)
+ACTIONS = {
+    each.name: each
+    for each in (
+        Action(
+            "requeue",
+            "Requeue",
+            "sent back",
+            (JobStatus.FAILED,),
+            "They begin anew, with fresh counters, in their own queues.",
+        ),
+        Action(
+            "retry",
+            "Run now",
+            "made due",
+            (*_WAITING, JobStatus.CANCELLED),
+            "One that waits is due at once; one that was cancelled begins anew.",
+            is_for_many=False,
+        ),
+        Action(
+            "cancel",
+            "Cancel",
+            "cancelled",
+            (*_WAITING, JobStatus.ACTIVE),
+            "Those that wait are cancelled now. Workers are asked to end those that run; one that"
+            " completes first has completed.",
+            asks_first=True,
+        ),
+        Action(
+            "delete",
+            "Delete",
+            "deleted",
+            (JobStatus.FAILED, JobStatus.COMPLETED, JobStatus.CANCELLED),
+            "They are gone for good, with their history and their results.",
+            asks_first=True,
+        ),
+    )
+}
+
+
+def actions_for(status: str) -> list[Action]:
+    """What can be done to a job in such a state."""
+    return [each for each in ACTIONS.values() if status in {s.value for s in each.statuses}]
+
+
+def actions_for_all(statuses: list[JobStatus]) -> list[Action]:
+    """What can be done to all jobs of a list: only where it is narrowed to states that allow it."""
+    if not statuses:
+        return []
+    fitting = [each for each in ACTIONS.values() if each.is_for_many]
+    return [each for each in fitting if set(statuses) <= set(each.statuses)]
+
+
+class JobActions:
+    """Does them, in the threads of the job store."""
+
+    def __init__(self, pool: BackendPool) -> None:
+        self._pool = pool
+
+    async def change_one(self, action: Action, job_id: str, actor: str, reason: str = "") -> str:
+        """Do it to one job; the state it is in then, and ``deleted`` for one that is gone."""
+        change = partial(_change, action, job_id, actor, checked_reason(reason))
+        return await self._recorded(actor, action.name, job_id, reason, change)
+
+    async def edit(self, job_id: str, edit: JobEdit, actor: str) -> EnqueuedJob:
+        """Send a dead-lettered job back with other arguments; the id of the new job."""
+
+        def change(client: JobClient) -> EnqueuedJob:
+            why, name = edit.reason, edit.new_id
+            return client.edit_and_requeue(
+                job_id, edit.args, edit.kwargs, by=actor, reason=why, new_id=name
+            )
+
+        return await self._recorded(actor, EDIT, job_id, checked_reason(edit.reason), change)
+
+    async def count(self, search: Search) -> int:
+        """How many jobs there are of a search; nothing is changed."""
+        source = self._pool.jobs()
+
+        def look() -> int:
+            with source.opened() as client:
+                return client.count(search)
+
+        return await self._pool.call("jobs", look)
+
+    async def change_many(
+        self,
+        action: Action,
+        search: Search,
+        actor: str,
+        *,
+        chosen: str,
+        reason: str = "",
+        limit: int = MOST_AT_ONCE,
+    ) -> int:
+        """Do it to all that match, up to a bound; how many.
+
+        ``chosen`` is the filter in words, for the audit log.
+        """
+        change = partial(_change_many, action, search, actor, checked_reason(reason), limit)
+        detail = f"{chosen}: {reason}" if reason else chosen
+        return await self._recorded(actor, action.name, "", detail, change)
+
+    async def _recorded(
+        self, actor: str, action: str, target: str, detail: str, change: Callable[[JobClient], T]
+    ) -> T:
+        source, audit = self._pool.jobs(), self._pool.audit
+
+        def do() -> T:
+            with source.writing() as client:
+                return change(client)
+
+        # In the thread of the store, which goes on when the request has run out of its time: the
+        # outcome is written down all the same.
+        record = partial(audit.record, actor, action, target, detail, do)
+        return await self._pool.call("jobs", record)
+
+
+def search_of(action: Action, asked: JobsParams) -> Search:
+    """The jobs that a filter chooses, of those that the action is for."""
+    statuses = [each for each in asked.status or action.statuses if each in action.statuses]
+    if not statuses:
+        raise InvalidParameterError(
+            "status",
+            f"has no job to {action.name}",
+            "choose " + " or ".join(each.value for each in action.statuses),
+        )
+    return search_for(asked.model_copy(update={"status": statuses}), None)
+
+
+def _change(action: Action, job_id: str, by: str, reason: str, client: JobClient) -> str:
+    if action.name == "requeue":
+        client.requeue(job_id, by=by)
+    elif action.name == "retry":
+        client.retry(job_id, by=by)
+    elif action.name == "cancel":
+        client.cancel(job_id, running=True, by=by, reason=reason)
+    else:
+        client.delete(job_id)
+        return "deleted"
+    return client.status(job_id).value
+
+
+def _change_many(
+    action: Action, search: Search, by: str, reason: str, limit: int, client: JobClient
+) -> int:
+    if action.name == "requeue":
+        return client.requeue_many(search, limit=limit, by=by)
+    if action.name == "cancel":
+        return client.cancel_many(search, running=True, by=by, reason=reason, limit=limit)
+    return client.delete_many(search, limit=limit)

@@ -1,0 +1,87 @@
+"""The Python client of the API, over a socket."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ergon_framework.errors import ConfigurationError
+from ergon_framework.jobs import JobClient
+from ergon_framework.web.client import ApiClient, ApiError
+from tests.web.content import fill_jobs, settings_in
+from tests.web.serving import started
+
+pytestmark = [pytest.mark.slow, pytest.mark.req("ONE:serve")]
+
+ADA, BOB = "correct-horse-battery", "another-horse-battery"
+SERVER = f"""[server]
+port = 0
+payloads = true
+operators = ["ada"]
+token = \"\"\"
+ada: {ADA}
+bob: {BOB}
+\"\"\"
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with jobs, of which one has a slash in its id."""
+    folder = tmp_path_factory.mktemp("api")
+    settings_in(folder, SERVER)
+    fill_jobs(folder, waiting=2, dead=2)
+    with JobClient(f"sqlite:///{folder}/work.db") as jobs:
+        jobs.enqueue("h", id="a/b c", tags=["x"], metadata={"plan": "pro"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(place: Path) -> Iterator[str]:
+    """A server over it."""
+    with started(place) as (_, line):
+        yield line.split()[-1]
+
+
+def test_everything_that_it_can(url: str) -> None:
+    """Looking and changing, with typed answers; each failure says what and what to do."""
+    client = ApiClient(url + "/", ADA)
+    assert [each.id for each in client.jobs(status=["failed"], queue="mail")] == ["d1", "d0"]
+    [found] = client.jobs(tag=["x"], metadata={"plan": "pro"})
+    assert (found.id, found.tags, found.args) == ("a/b c", ["x"], None)
+    assert client.job("a/b c", payloads=True).args == []
+    assert client.why("d0")[0].startswith("It is dead-lettered")
+    assert {each.name: each.counts["failed"] for each in client.queues()}["mail"] == 2
+    assert client.cancel("a/b c", reason="old").status == "cancelled"
+    assert client.retry("a/b c").status == "pending"
+    assert client.requeue("d0").status == "pending"
+    made = client.edit_and_requeue("d1", ["b.png"], new_id="n/1")
+    assert (made.id, made.is_new) == ("n/1", True)
+    assert not client.edit_and_requeue("d1", ["b.png"], new_id="n/1").is_new
+    assert client.bulk("cancel", {"queue": "mail"}, dry_run=True).changed == 0
+    assert client.bulk("cancel", {"metadata": ["edited_from=d1"]}, limit=5).changed == 1
+    assert client.delete("n/1").status == "deleted"
+    with pytest.raises(ApiError) as caught:
+        client.requeue("n/1")
+    assert (caught.value.status, caught.value.code) == (404, "not_found")
+    with pytest.raises(ApiError) as caught:
+        ApiClient(url, BOB).requeue("d0")
+    assert caught.value.status == 403
+    assert 'operators = ["bob"]' in (caught.value.remedy or "")
+    assert ADA not in repr(client)
+
+
+def test_what_does_not_answer() -> None:
+    """A port where nobody listens, and an address that is none."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(ApiError, match="does not answer") as caught:
+            ApiClient(f"http://127.0.0.1:{port}").queues()
+    assert (caught.value.status, caught.value.code) == (0, "unreachable")
+    for wrong in ("127.0.0.1:8400", "ftp://here", "http://"):
+        with pytest.raises(ConfigurationError, match="not the address"):
+            ApiClient(wrong)
