@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
 
 # ---- names --------------------------------------------------------------------------------------
 
@@ -115,11 +115,18 @@ def _is_plain_token(words: list[str]) -> bool:
 
 # ---- formats ------------------------------------------------------------------------------------
 
-_Veil = tuple[str, re.Pattern[str], str]
+_Veil = tuple[str, str, re.RegexFlag, str]
+"""A mark, the pattern of what is left out with its flags, and what stands in its place."""
 
 
 def _veil(mark: str, pattern: str, replacement: str, flags: re.RegexFlag = re.IGNORECASE) -> _Veil:
-    return mark, re.compile(pattern, flags), replacement
+    return mark, pattern, flags, replacement
+
+
+@cache
+def _compiled(pattern: str, flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
+    """Compiled when something has its mark: all of them together take longer than most imports."""
+    return re.compile(pattern, flags)
 
 
 def _keys(prefixes: Iterable[str], rest: str) -> Iterable[_Veil]:
@@ -198,17 +205,16 @@ QUOTED = (
 _ELSEWHERE = r"(?!b?\\?['\"]?(?:env|file):|<)"
 _PLACEHOLDER = r"(?!user:password@|[^/\s:@?#]{0,100}:\*{3}@)"
 _NAME = r"(?!pass_secrets\b)([\w.-]{1,60})"
-_ASSIGNED = re.compile(
+_ASSIGNED = (
     rf"(?<![\w.-]){_NAME}(\]?\\?['\"]?\s{{0,3}}=\s{{0,3}}){_ELSEWHERE}(?:\*{{3}}|{QUOTED}|[^\s&;]+)"
 )
 """As in URLs, forms and the like: up to the next parameter."""
-_SAID = re.compile(
-    rf"(?:(?<=['\"])|^[ \t-]{{0,40}}){_NAME}(\\?['\"]?\s{{0,3}}:\s{{0,3}}){_ELSEWHERE}"
-    rf"(?:\*{{3}}|{QUOTED}|\S+)",
-    re.MULTILINE,
+_SAID = (
+    rf"(?m)(?:(?<=['\"])|^[ \t-]{{0,40}}){_NAME}(\\?['\"]?\s{{0,3}}:\s{{0,3}}){_ELSEWHERE}"
+    rf"(?:\*{{3}}|{QUOTED}|\S+)"
 )
 """As in headers, YAML and JSON; elsewhere a colon says nothing: "our secret: good bread"."""
-_TOLD = re.compile(
+_TOLD = (
     rf"(?<![\w.-]){_NAME}(\\?['\"]?\s{{0,3}}:\s{{0,3}}){_ELSEWHERE}(?:\*{{3}}|{QUOTED}|[^\s,;&]+)"
 )
 """The same anywhere in a message, for names of several words: ``x-subscription-key: …``."""
@@ -293,7 +299,7 @@ _MESSAGE_NAMES = (("=", _ASSIGNED), (":", _SAID), (":", _TOLD))
 def _without_named(
     text: str,
     more: frozenset[str],
-    patterns: tuple[tuple[str, re.Pattern[str]], ...],
+    patterns: tuple[tuple[str, str], ...],
     *,
     is_for_key: bool = False,
 ) -> str:
@@ -302,19 +308,21 @@ def _without_named(
 
     def veil(found: re.Match[str]) -> str:
         whole, name = found[0], found[1]
-        if not is_left_out(name, more) or (found.re is _TOLD and len(_WORDS.findall(name)) < 2):
+        if not is_left_out(name, more) or (
+            found.re.pattern is _TOLD and len(_WORDS.findall(name)) < 2
+        ):
             return whole
         return whole[: found.end(2) - found.start()] + "***"
 
     for mark, pattern in patterns:
         if mark in text:
-            text = pattern.sub(veil, text)
+            text = _compiled(pattern).sub(veil, text)
     return text
 
 
 def _applied(veils: tuple[_Veil, ...], text: str) -> str:
     lowered = text.lower()
-    for mark, pattern, replacement in veils:
+    for mark, pattern, flags, replacement in veils:
         if mark in lowered:
-            text = pattern.sub(replacement, text)
+            text = _compiled(pattern, flags).sub(replacement, text)
     return text

@@ -64,3 +64,16 @@ print(*sorted(each for each in loaded if not each.startswith("ergon_framework.po
         "ergon_framework.lazy_exports",
         "ergon_framework.redaction",
     }
+
+
+def test_tasks_and_job_clients_start_without_pydantic() -> None:
+    """It takes longer to import than all the rest, and is needed where settings are read."""
+    program = (
+        "import sys\n"
+        "from ergon_framework import AsyncJobClient, AsyncConsumerTask, ConsumerTask, JobClient\n"
+        "print('pydantic' in sys.modules)"
+    )
+    done = subprocess.run(  # noqa: S603 - the program is above
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "False\n"

@@ -151,7 +151,7 @@ class ZoneSettings(SettingsModel):
     """How long an SQLite file is looked through for damage at most when the node starts."""
     lease: Positive = 30.0
     """Seconds a consumer's name stays with who fetched last."""
-    limits: LimitSettings = LimitSettings()
-    retention: RetentionSettings = RetentionSettings()
-    gate: GateSettings = GateSettings()
-    pull: PullSettings = PullSettings()
+    limits: LimitSettings = Field(default_factory=LimitSettings)
+    retention: RetentionSettings = Field(default_factory=RetentionSettings)
+    gate: GateSettings = Field(default_factory=GateSettings)
+    pull: PullSettings = Field(default_factory=PullSettings)

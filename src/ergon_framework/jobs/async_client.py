@@ -16,13 +16,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, Self, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ResultTimeoutError, StoreUnavailableError
 from ergon_framework.jobs.admin import Progress, batches
-from ergon_framework.jobs.client import EnqueuedJob, JobClient, _JobId
+from ergon_framework.jobs.client import EnqueuedJob, JobClient, _JobId, default_settings
 from ergon_framework.jobs.finding import JobFilter
 from ergon_framework.jobs.flow_client import AsyncEnqueuedFlow, EnqueuedFlow
 from ergon_framework.jobs.flows import (
@@ -48,13 +48,15 @@ from ergon_framework.jobs.results import (
     unanswered,
 )
 from ergon_framework.jobs.schedule_client import AsyncScheduleClient
-from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.job_fields import Instant
 from ergon_framework.ports.job_options import Handlers
 from ergon_framework.ports.jobstore import FullJobStore, Job, NewJob, Search, Topic
 from ergon_framework.storage.deadlines import CALL_BUDGET, MIN_TIMEOUT
 from ergon_framework.storage.external_transactions import run_on
 from ergon_framework.storage.urls import option_for
+
+if TYPE_CHECKING:
+    from ergon_framework.jobs.settings import JobsSettings
 
 FINAL = tuple(status for status in JobStatus if status.is_final)
 IDS_PER_QUERY = 200
@@ -228,7 +230,7 @@ class AsyncJobClient:
         """``registry``: see :class:`JobClient`."""
         self._url = url
         self._handlers = registry
-        self.settings = settings or JobsSettings()
+        self.settings = settings or default_settings()
         self._store = store
         self._client: JobClient | None = None
         self._is_shut = False

@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from pydantic import ValidationError
 
 from ergon_framework.core.executor_protocol import (
     DISCARDED,
@@ -41,7 +40,6 @@ from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import several_lines
 from ergon_framework.errors import PayloadKeyError, PayloadObjectError, UnreadableJobError
 from ergon_framework.jobs.payload_codec import ENCODED_ARGS, ENCODED_RESULT, MARK, PayloadCodec
-from ergon_framework.jobs.settings import JobsSettings, RetrySettings
 from ergon_framework.jobs.stores.erasure import is_erased
 from ergon_framework.ports.dice import roll
 from ergon_framework.ports.jobstore import (
@@ -55,6 +53,8 @@ from ergon_framework.redaction import redacted_message, redacted_text
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
+
+    from ergon_framework.jobs.settings import JobsSettings, RetrySettings
 
 MAX_MESSAGE = 4096
 """Characters of an error message that are kept."""
@@ -426,6 +426,11 @@ def _completed(attempts: int, excused: int) -> Transition:
 def _own_retry(text: bytes | None) -> RetrySettings | None:
     if text is None:
         return None
+    # Late: pydantic takes longer to import than the rest of a client.
+    from pydantic import ValidationError
+
+    from ergon_framework.jobs.settings import RetrySettings
+
     try:
         return RetrySettings.model_validate_json(text)
     except ValidationError:  # written by another version: its own settings are better than a crash

@@ -11,7 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import msgspec
 
@@ -78,7 +78,6 @@ from ergon_framework.jobs.results import (
     wait_in_time,
 )
 from ergon_framework.jobs.schedule_client import ScheduleClient
-from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.tracing import describe_enqueue, enqueue_span, with_trace_context
 from ergon_framework.jobs.views import job_view
 from ergon_framework.ports.context import current_attempt
@@ -105,6 +104,9 @@ from ergon_framework.telemetry.conventions import (
     queue_place,
 )
 from ergon_framework.telemetry.notices import emit, has_listeners
+
+if TYPE_CHECKING:
+    from ergon_framework.jobs.settings import JobsSettings
 
 __all__ = ["EnqueuedJob", "JobClient", "JobSpec", "OnDuplicate"]
 
@@ -186,7 +188,7 @@ class JobClient:
         self._handlers = registry
         for own in () if registry is None else registry.options.values():
             check_options(own)
-        self.settings = settings or JobsSettings()
+        self.settings = settings or default_settings()
         self._max_batch = max_batch
         self._max_steps = max_steps
         self.store = with_codec(_open(url) if store is None else store, self.settings)
@@ -692,6 +694,13 @@ class JobClient:
             transaction = attempt.transaction
             context["correlation_id"] = transaction.correlation_id or transaction.transaction_id
         return context
+
+
+def default_settings() -> JobsSettings:
+    """The settings of a client that was given none."""
+    from ergon_framework.jobs.settings import JobsSettings  # late: pydantic takes its time
+
+    return JobsSettings()
 
 
 def _open(url: str) -> FullJobStore:

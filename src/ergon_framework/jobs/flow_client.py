@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -36,7 +36,6 @@ from ergon_framework.jobs.results import (
     check_timeout,
     why_hint,
 )
-from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.erasure import is_erased
 from ergon_framework.jobs.stores.flow_settlement import no_flow
 from ergon_framework.jobs.views import error_view
@@ -44,6 +43,9 @@ from ergon_framework.ports.flow import Flow, SignalOutcome
 from ergon_framework.ports.job_fields import encode_value
 from ergon_framework.ports.jobstore import FlowStore, FullJobStore, Job, Search
 from ergon_framework.storage.urls import option_for, pasteable
+
+if TYPE_CHECKING:
+    from ergon_framework.jobs.settings import JobsSettings
 
 T = TypeVar("T")
 

@@ -135,7 +135,7 @@ class QueueSettings(SettingsModel):
     max_active: Annotated[Count | None, OrNone] = None
     rate: Annotated[Positive | None, OrNone] = None
     burst: Count = 1
-    per_key: KeyLimitSettings = KeyLimitSettings()
+    per_key: KeyLimitSettings = Field(default_factory=KeyLimitSettings)
     result_ttl: UpToTenYears | None = None
     failed_ttl: UpToTenYears | None = None
     cancelled_ttl: UpToTenYears | None = None
@@ -257,7 +257,7 @@ class JobsSettings(SettingsModel):
     max_attempts: Count = 5
     max_deliveries: Annotated[Count | None, OrNone] = None
     timeout: Positive = 300.0
-    backoff: BackoffSettings = BackoffSettings()
+    backoff: BackoffSettings = Field(default_factory=BackoffSettings)
     on_error: AfterFailure = "retry"
     on_lost: AfterFailure = "retry"
     on_timeout: AfterFailure = "retry"
@@ -277,7 +277,7 @@ class JobsSettings(SettingsModel):
     queues: Annotated[Mapping[Queue, QueueSettings], AfterValidator(FrozenDict)] = Field(
         default_factory=FrozenDict
     )
-    codec: CodecSettings = CodecSettings()
+    codec: CodecSettings = Field(default_factory=CodecSettings)
     archive: Annotated[ArchiveSettings | None, OrNone] = None
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -13,8 +13,10 @@ from ergon_framework.core.job import DISCARDED, JobStatus, route
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.jobs.payload_codec import PLAIN, encoding_of
 from ergon_framework.jobs.payload_codec_store import decoded_job
-from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import Job, JobStore, Named, Queue, Schedule, WorkerRecord
+
+if TYPE_CHECKING:
+    from ergon_framework.jobs.settings import JobsSettings
 
 SILENT_AFTER = 60.0
 """Seconds after which a worker that has told nothing counts as gone."""

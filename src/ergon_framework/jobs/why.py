@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import (
@@ -32,7 +32,6 @@ from ergon_framework.core.text import (
     toml_table,
 )
 from ergon_framework.core.unique import is_held
-from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.views import (
     SILENT_AFTER,
     entries,
@@ -44,6 +43,9 @@ from ergon_framework.jobs.views import (
 from ergon_framework.ports.flow import CANCELLED_BY_FLOW
 from ergon_framework.ports.jobstore import CancelRequest, Job, JobAdmin, Queue, WorkerRecord
 from ergon_framework.storage.urls import pasteable
+
+if TYPE_CHECKING:
+    from ergon_framework.jobs.settings import JobsSettings
 
 MAX_EVENTS = 10
 """How many events of a long history are told; the rest is in ``ergon jobs show``."""

@@ -47,7 +47,9 @@ _PHRASES = {
 class SettingsModel(BaseModel):
     """A frozen record of settings that names what is wrong with it and where."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True
+    )
 
     @model_validator(mode="wrap")
     @classmethod

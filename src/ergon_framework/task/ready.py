@@ -6,15 +6,17 @@ The policies are given to ``execute`` by the runner, or by you; a task never loo
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ergon_framework.engine.report import Report
 from ergon_framework.errors import HookError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.base import BaseAsyncTask, BaseTask
 from ergon_framework.task.mixins.consumer import AsyncConsumerMixin, ConsumerMixin
-from ergon_framework.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 from ergon_framework.task.mixins.producer import AsyncProducerMixin, ProducerMixin
+
+if TYPE_CHECKING:
+    from ergon_framework.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 
 
 class ConsumerTask(ConsumerMixin, BaseTask):

@@ -14,10 +14,10 @@ from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.base import BaseTask, choose_connector
 from ergon_framework.task.calls import Single, drive, drive_async
 from ergon_framework.task.mixins.plans import (
-    as_policy,
     check_copies,
     check_retry_owner,
     consumer_plan,
+    consumer_policy_of,
     fetch_method,
     find_hook,
     malformed_of,
@@ -25,9 +25,10 @@ from ergon_framework.task.mixins.plans import (
     settlement_of,
     waits_for_work,
 )
-from ergon_framework.task.mixins.policies import ConsumerPolicy
 
 if TYPE_CHECKING:
+    from ergon_framework.task.mixins.policies import ConsumerPolicy
+
     _Base = BaseTask
 else:
     _Base = object
@@ -60,7 +61,7 @@ class ConsumerMixin(_Base):
         Returns a report that is the number of transactions with an outcome. Raises FetchException
         or ConsumerLoopTimeoutException, each with that report, when the loop could not go on.
         """
-        return self._consume_transactions(as_policy(ConsumerPolicy, policy))
+        return self._consume_transactions(consumer_policy_of(policy))
 
     def _consume_transactions(self, policy: ConsumerPolicy) -> Report:
         return drive(self, _plan(self, policy, is_async=False))
@@ -97,7 +98,7 @@ class AsyncConsumerMixin(_Base):
         Returns a report that is the number of transactions with an outcome. Raises FetchException
         or ConsumerLoopTimeoutException, each with that report, when the loop could not go on.
         """
-        return await self._consume_transactions(as_policy(ConsumerPolicy, policy))
+        return await self._consume_transactions(consumer_policy_of(policy))
 
     async def _consume_transactions(self, policy: ConsumerPolicy) -> Report:
         return await drive_async(self, _plan(self, policy, is_async=True))
@@ -146,7 +147,7 @@ def _plan(task: BaseTask, policy: ConsumerPolicy, *, is_async: bool) -> EnginePl
 
 
 def _single_plan(task: BaseTask, policy: object, *, is_async: bool) -> EnginePlan:
-    chosen = as_policy(ConsumerPolicy, policy)
+    chosen = consumer_policy_of(policy)
     # A streaming call would wait for a second transaction, which never comes.
     loop = chosen.loop.model_copy(update={"streaming": False, "limit": 1})
     chosen = chosen.model_copy(update={"loop": loop})

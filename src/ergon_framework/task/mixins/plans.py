@@ -9,9 +9,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ergon_framework.core.loop import LoopRule, StopReason
 from ergon_framework.core.retry import RFC_STEP_RETRIES, RFC_SUCCESS_RETRIES, Backoff, RetryRule
@@ -25,15 +23,17 @@ from ergon_framework.core.transaction_lifecycle import (
 from ergon_framework.engine.plan import Bounds, EnginePlan, Hook, Hooks, SettlementPlan
 from ergon_framework.errors import HookError, WiringError
 from ergon_framework.task.inputs import Input
-from ergon_framework.task.mixins.policies import (
-    ConsumerLoopPolicy,
-    ConsumerPolicy,
-    ConsumerSteps,
-    ProducerLoopPolicy,
-    ProducerPolicy,
-    ProducerSteps,
-    RetryPolicy,
-)
+
+if TYPE_CHECKING:
+    from ergon_framework.task.mixins.policies import (
+        ConsumerLoopPolicy,
+        ConsumerPolicy,
+        ConsumerSteps,
+        ProducerLoopPolicy,
+        ProducerPolicy,
+        ProducerSteps,
+        RetryPolicy,
+    )
 
 logger = logging.getLogger("ergon.task")
 
@@ -254,7 +254,22 @@ def _with_reason(nack: Hook) -> Hook:
     return lambda transaction, _exc: nack(transaction)
 
 
-Policy = TypeVar("Policy", ConsumerPolicy, ProducerPolicy)
+Policy = TypeVar("Policy", "ConsumerPolicy", "ProducerPolicy")
+
+
+def consumer_policy_of(given: object) -> ConsumerPolicy:
+    """The policy of a consume call, as :func:`as_policy` finds it."""
+    # Late, as for producers: pydantic takes longer to import than all the rest of a task.
+    from ergon_framework.task.mixins.policies import ConsumerPolicy
+
+    return as_policy(ConsumerPolicy, given)
+
+
+def producer_policy_of(given: object) -> ProducerPolicy:
+    """The policy of a produce call, as :func:`as_policy` finds it."""
+    from ergon_framework.task.mixins.policies import ProducerPolicy
+
+    return as_policy(ProducerPolicy, given)
 
 
 def as_policy(model: type[Policy], given: object) -> Policy:
@@ -264,6 +279,8 @@ def as_policy(model: type[Policy], given: object) -> Policy:
     if isinstance(given, model):
         return given
     if isinstance(given, Mapping):
+        from pydantic import ValidationError
+
         try:
             return model.model_validate(dict(given))
         except ValidationError as error:

@@ -12,11 +12,17 @@ from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.base import BaseTask
 from ergon_framework.task.calls import Single, drive, drive_async
 from ergon_framework.task.inputs import Input
-from ergon_framework.task.mixins.plans import as_policy, find_hook, producer_plan, require_hook
-from ergon_framework.task.mixins.policies import ProducerPolicy
+from ergon_framework.task.mixins.plans import (
+    find_hook,
+    producer_plan,
+    producer_policy_of,
+    require_hook,
+)
 from ergon_framework.telemetry import inject, is_tracing
 
 if TYPE_CHECKING:
+    from ergon_framework.task.mixins.policies import ProducerPolicy
+
     _Base = BaseTask
 else:
     _Base = object
@@ -56,14 +62,14 @@ class ProducerMixin(_Base):
                 "synchronous",
                 remedy="use AsyncProducerMixin with BaseAsyncTask, or give a list or a generator",
             )
-        chosen = as_policy(ProducerPolicy, policy)
+        chosen = producer_policy_of(policy)
         return drive(self, _plan(self, Input(transactions), chosen, is_async=False))
 
     def _start_producing(
         self, transaction: Transaction, policy: ProducerPolicy | None = None
     ) -> tuple[bool, Any]:
         """One lifecycle: (True, result) or (False, the final exception)."""
-        chosen = as_policy(ProducerPolicy, policy)
+        chosen = producer_policy_of(policy)
         single = Single(_plan(self, Input(()), chosen, is_async=False), transaction)
         drive(self, single.plan)
         return single.answer()
@@ -95,14 +101,14 @@ class AsyncProducerMixin(_Base):
         ProducerLoopTimeoutException, or InputException when the iterable itself raised; both carry
         that report.
         """
-        chosen = as_policy(ProducerPolicy, policy)
+        chosen = producer_policy_of(policy)
         return await drive_async(self, _plan(self, Input(transactions), chosen, is_async=True))
 
     async def _start_producing(
         self, transaction: Transaction, policy: ProducerPolicy | None = None
     ) -> tuple[bool, Any]:
         """One lifecycle: (True, result) or (False, the final exception)."""
-        chosen = as_policy(ProducerPolicy, policy)
+        chosen = producer_policy_of(policy)
         single = Single(_plan(self, Input(()), chosen, is_async=True), transaction)
         await drive_async(self, single.plan)
         return single.answer()

@@ -6,7 +6,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -30,7 +30,6 @@ from ergon_framework.jobs.stores.sqlite.queue_counts import (
     look_at_queues,
     queue_names,
 )
-from ergon_framework.jobs.stores.sqlite.records import SqliteJobRecords
 from ergon_framework.jobs.stores.sqlite.rows import (
     SQL,
     job_or_odd,
@@ -84,6 +83,9 @@ from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.external_transaction import Joinable, is_locked_by, joined
 from ergon_framework.storage.urls import option_for
 
+if TYPE_CHECKING:
+    from ergon_framework.jobs.stores.sqlite.records import SqliteJobRecords
+
 _ADMIN = load(SQL, "admin.sql")
 _SCHEDULES = load(SQL, "schedules.sql")
 _SQL = load(SQL, "jobs.sql")
@@ -116,6 +118,9 @@ class SqliteJobStore:
     @property
     def records(self) -> SqliteJobRecords:
         """All that the store holds, to be copied into another store or out of one."""
+        # Late: it brings the records of all stores, which few processes need.
+        from ergon_framework.jobs.stores.sqlite.records import SqliteJobRecords
+
         return SqliteJobRecords(self.transactions, self)
 
     @property
