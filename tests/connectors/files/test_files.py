@@ -48,6 +48,7 @@ def test_rows_of_csv_are_dicts_of_texts(tmp_path: Path) -> None:
         ("a.csv", b"1,\xc3\xa4\n", {"columns": "id, note"}),
         ("a.csv.gz", gzip.compress("id,note\n1,ä\n".encode()), {}),
         ("a.jsonl", '{"id":"1","note":"ä"}\n\n'.encode(), {}),
+        ("a.jsonl", b'{"id":"1","note":"\xe4"}\n', {"encoding": "cp1252"}),
         ("a.ndjson.gz", gzip.compress(b'\xef\xbb\xbf{"id":"1","note":"\xc3\xa4"}'), {}),
         ("day.txt", b"id,note\n1,\xc3\xa4\n", {"format": "csv", "pattern": "*.txt"}),
     ],
@@ -246,6 +247,39 @@ def test_rows_before_a_torn_end_are_delivered(tmp_path: Path) -> None:
         assert payloads(connector) == []
 
 
+def test_half_of_a_character_costs_one_row(tmp_path: Path) -> None:
+    """Of a file in UTF-16, too: rows before and behind it are delivered."""
+    broken = "5,x\ud800\n".encode("utf-16-le", "surrogatepass")
+    text = "\ufeffa,b\n1,2\n".encode("utf-16-le") + broken + "3,4\n".encode("utf-16-le")
+    (tmp_path / "a.csv").write_bytes(text)
+    with reading(tmp_path) as connector:
+        assert payloads(connector) == [{"a": "1", "b": "2"}, {"a": "3", "b": "4"}]
+        assert reasons(connector) == [(2, "not utf-8: byte 3 of the row")]
+
+
+def test_a_file_whose_lines_end_in_cr_alone_is_not_taken_for_a_row_of_columns(
+    tmp_path: Path,
+) -> None:
+    """Its rows would all be column names, and be gone without an outcome: it is set aside."""
+    (tmp_path / "a.csv").write_bytes(b"order,amount\r1,2\r3,4\r")
+    (tmp_path / "b.csv").write_bytes(b'"the\r\namount",b\r\n1,2\r\n')
+    with reading(tmp_path) as connector:
+        assert payloads(connector) == [{"the\r\namount": "1", "b": "2"}]
+        ((row, reason),) = reasons(connector)
+    assert (row, "let lines end in LF or CRLF" in reason) == (None, True)
+
+
+def test_ten_thousand_columns_are_compared_once(tmp_path: Path) -> None:
+    """Looking for a name that is there twice takes no time worth noting: it took ten seconds."""
+    names = [f"column {n}" for n in range(10_000)]
+    (tmp_path / "a.csv").write_text(",".join(names) + "\n" + "," * 9_999 + "\n")
+    began = time.process_time()
+    with reading(tmp_path) as connector:
+        (row,) = payloads(connector)
+    assert list(row) == names
+    assert time.process_time() - began < 2.0
+
+
 def test_empty_files_are_done_at_once(tmp_path: Path) -> None:
     """And read when something is in them."""
     (tmp_path / "a.csv").touch()
@@ -386,6 +420,9 @@ def test_a_url_names_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("files:///in?format=xml", "auto, csv, jsonl or parquet"),
         ("files:///in?delimiter=ab", "one character"),
         ("files:///in?encoding=klingon", "no encoding"),
+        ("files:///in?encoding=hex", "no encoding"),
+        ("files:///in?encoding=cp037", "other bytes than ASCII"),
+        ("files:///in?encoding=ascii&delimiter=%C2%A7", "which is the delimiter"),
         ("files:///in?columns=a,,b", "no name"),
         ("files:///in?settle=-1", "settle"),
         ("files:///in?max_message_bytes=0", "max_message_bytes"),

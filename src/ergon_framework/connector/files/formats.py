@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,6 +13,7 @@ from ergon_framework.connector.broker.url import import_client
 from ergon_framework.errors import ConfigurationError
 
 GZIP = ".gz"
+_PUNCTUATION = '\r\n",;\t|{}[]:'
 _DELIMITERS = {"tab": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
 
 
@@ -63,13 +65,10 @@ class Formats:
             )
         if format_name == FileFormat.PARQUET:
             import_client("pyarrow", extra="parquet", connector="files")
-        try:
-            codecs.lookup(encoding)
-        except LookupError:
-            raise ConfigurationError(
-                f"there is no encoding {encoding[:32]!r}", remedy="write utf-8, cp1252 or utf-16"
-            ) from None
         sign = _DELIMITERS.get(delimiter or "", delimiter or "")
+        problem = _problem_of_encoding(encoding, sign)
+        if problem:
+            raise ConfigurationError(problem, remedy="write utf-8, cp1252 or utf-16")
         if len(sign) > 1 or sign in ('"', "\n", "\r"):
             raise ConfigurationError(
                 "delimiter is one character, and no quote or line break",
@@ -120,8 +119,29 @@ def problem_of_columns(names: Sequence[str]) -> str:
     """Why these cannot be the columns of rows; empty when they can."""
     if "" in names:
         return f"column {names.index('') + 1} has no name"
-    twice = next((each for each in names if names.count(each) > 1), None)
+    twice = next((each for each, count in Counter(names).items() if count > 1), None)
     return f"the column {twice[:64]!r} is there twice" if twice is not None else ""
+
+
+def _problem_of_encoding(encoding: str, delimiter: str) -> str:
+    """Why files cannot be read in it; empty when they can.
+
+    Rows are found as bytes, so line ends, quotes and delimiters must be the bytes of ASCII, unless
+    the encoding is transcoded first. Python's own list also has encodings that are no texts.
+    """
+    shown = encoding[:32]
+    try:
+        data = _PUNCTUATION.encode(encoding)
+    except (LookupError, ValueError):
+        return f"there is no encoding {shown!r} of texts"
+    is_wide = codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
+    if not is_wide and data.removeprefix(codecs.BOM_UTF8) != _PUNCTUATION.encode("ascii"):
+        return f"the encoding {shown!r} has other bytes than ASCII for line ends and quotes"
+    try:
+        delimiter.encode(encoding)
+    except UnicodeError:
+        return f"the encoding {shown!r} has no character {delimiter!r}, which is the delimiter"
+    return ""
 
 
 def _suffix(name: str) -> str:

@@ -6,6 +6,7 @@ import base64
 import codecs
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
@@ -33,6 +34,7 @@ from ergon_framework.connector.files.rows import (
 )
 
 _PIECE = 1 << 18
+_LONE_CR = re.compile(rb"\r(?!\n|$)")
 _WIDE = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -101,7 +103,7 @@ def open_text(
         stream, encoding = _plain(formats, name, raw)
         if formats.of_name(name) is FileFormat.JSONL:
             rows = LineRows(stream, TextPlace(), formats.limit)
-            parse: Parse = _json
+            parse: Parse = _json_in(encoding)
             _pass_mark(rows, stream)
         else:
             sign = formats.delimiter_of(name)
@@ -154,7 +156,8 @@ class _Transcoded(io.RawIOBase):
     def __init__(self, stream: io.BufferedReader, encoding: str) -> None:
         super().__init__()
         self._stream = stream
-        self._decoder = codecs.getincrementaldecoder(encoding)()
+        # Half of a character becomes bytes that are no UTF-8: then it costs its row, and no more.
+        self._decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
         self._left = b""
 
     def readable(self) -> bool:
@@ -165,7 +168,7 @@ class _Transcoded(io.RawIOBase):
         """Fill the buffer with the next bytes."""
         while not self._left:
             data = self._stream.read(_PIECE)
-            self._left = self._decoder.decode(data, final=not data).encode()
+            self._left = self._decoder.decode(data, final=not data).encode("utf-8", "surrogatepass")
             if not data:
                 break
         count = min(len(buffer), len(self._left))
@@ -203,6 +206,9 @@ def _columns(
         problem = problem or error.message
     if b"\0" in header.data:
         problem = problem or "it has a NUL character"
+    if _LONE_CR.search(header.data):
+        # Lines that end in CR alone: all of the file would be its first row, and no row work.
+        problem = problem or "it has a carriage return; let lines end in LF or CRLF"
     problem = problem or problem_of_columns(names)
     if problem:
         raise MalformedFileError(f"its first row names no columns: {problem}")
@@ -227,6 +233,13 @@ def _go_to(rows: LineRows, stream: io.BufferedReader, place: TextPlace, *, is_su
     if left or check != place.check:
         raise _changed()
     rows.place = place
+
+
+def _json_in(encoding: str) -> Parse:
+    """Reads a line of JSON, which need not be UTF-8."""
+    if encoding == "utf-8":
+        return _json
+    return lambda data: _json(_line(data, encoding).encode())
 
 
 def _json(data: bytes) -> Any:
