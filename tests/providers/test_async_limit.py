@@ -23,7 +23,7 @@ def timers_of(attempt: Any, limit: float | None) -> tuple[Any, int]:
             count += 1
             return set_timer(*args, **kwargs)
 
-        loop.call_at = counted  # type: ignore[method-assign]
+        loop.call_at = counted  # type: ignore[method-assign, assignment]
         return await within(attempt(), limit), count
 
     return asyncio.run(main())

@@ -124,6 +124,15 @@ class Reservation(msgspec.Struct):
     is_open: bool = True
 
 
+class _Block(msgspec.Struct):
+    """Units that this process has taken ahead and not used yet; changed under the lock alone."""
+
+    window: QuotaWindow
+    left: int
+    account: QuotaUsage
+    """The budget as it was seen when they were taken."""
+
+
 class QuotaLimiter:
     """Takes units of one lane from the store. Any thread may ask."""
 
@@ -135,8 +144,8 @@ class QuotaLimiter:
         self._refused: QuotaUsage | None = None
         self._believed_until = float("-inf")
         self._window: QuotaWindow | None = None
-        self._block: QuotaUsage | None = None
-        """Units this process has taken and not yet used: its limit is the block's size."""
+        self._takes_blocks = policy.block > 1
+        self._block: _Block | None = None
         self._seen: QuotaUsage | None = None
 
     def renew(self) -> None:
@@ -153,7 +162,7 @@ class QuotaLimiter:
     def block_remaining(self) -> int:
         """Units that this process has taken ahead and not used yet."""
         block = self._block
-        return 0 if block is None else block.remaining
+        return 0 if block is None else block.left
 
     def retry_after(self, now: float | None = None) -> float:
         """Seconds until the window ends, ours or the store's if that is ahead."""
@@ -168,12 +177,12 @@ class QuotaLimiter:
 
         ``now`` is an instant by the clock of the store, for a caller that has just read it.
         """
-        window, policy = self._window, self.policy
+        window = self._window
         if now is None:
             now = self._store.now()
-        if window is None or not window.start <= now < window.end:
+        if window is None or not window[0] <= now < window[1]:
             window = self._window_at(now)
-        if policy.block > 1:
+        if self._takes_blocks:
             taken = self._from_block(window, units)
             if taken is not None:
                 return taken
@@ -199,9 +208,9 @@ class QuotaLimiter:
         """Return what this process took ahead and did not use; lost when the store is away."""
         with self._lock:
             block, self._block = self._block, None
-        if block is not None and block.remaining:
+        if block is not None and block.left:
             with suppress(StoreError):
-                self._store.refund(self.key, block.window, block.remaining)
+                self._store.refund(self.key, block.window, block.left)
 
     def _window_at(self, now: float) -> QuotaWindow:
         window = self._window
@@ -218,11 +227,10 @@ class QuotaLimiter:
             if block is None or block.window != window:
                 self._block = None  # a new window: what was left belonged to the old one
                 return None
-            after = block.reserve(units)
-            if after is None:
+            if units > block.left:
                 return None
-            self._block = after
-            return Reservation(window, units, self._seen or after)
+            block.left -= units
+        return Reservation(window, units, self._seen or block.account)
 
     def _ahead(self, window: QuotaWindow, units: int, now: float) -> Reservation | None:
         """Take a block, or no more than is needed when there is none that large."""
@@ -235,7 +243,7 @@ class QuotaLimiter:
         if taken is None:
             return None
         if taken.units > units:
-            self._keep_block(QuotaUsage(taken.window, taken.units, units))
+            self._keep_block(_Block(taken.window, taken.units - units, taken.account))
             taken.units = units
         return taken
 
@@ -251,12 +259,12 @@ class QuotaLimiter:
             emit("quota.exhausted", key=self.key, limit=account.limit, seconds=left)
         return None
 
-    def _keep_block(self, block: QuotaUsage) -> None:
+    def _keep_block(self, block: _Block) -> None:
         with self._lock:
             spare, self._block = self._block, block
-        if spare is not None and spare.remaining:
+        if spare is not None and spare.left:
             with suppress(StoreError):  # the units in hand are worth more than the spare ones
-                self._store.refund(self.key, spare.window, spare.remaining)
+                self._store.refund(self.key, spare.window, spare.left)
 
     def _is_hopeless(self, window: QuotaWindow, units: int, now: float) -> bool:
         """Whether the store need not be asked."""
