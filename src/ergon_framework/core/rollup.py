@@ -87,18 +87,16 @@ class DurationHistogram:
         bucket = _bucket_of(value)
         self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
 
-    def extend(self, many: Iterable[int]) -> None:
-        """So many more, one by one: equal ones are counted together."""
-        values = Counter(many)
-        count = self.count + values.total()
-        if count <= MAX_EXACT_SAMPLES:
-            for value in values.elements():
+    def extend(self, values: Sequence[int]) -> None:
+        """So many more: where they are only counted, equal ones are counted together."""
+        if self.count + len(values) <= MAX_EXACT_SAMPLES:
+            for value in values:
                 self.add(value)
             return
-        self.count = count
+        self.count += len(values)
         self._spread()
         buckets = self._buckets
-        for value, times in values.items():
+        for value, times in Counter(values).items():
             bucket = _bucket_of(0 if value < 0 else min(value, _LARGEST))
             buckets[bucket] = buckets.get(bucket, 0) + times
 

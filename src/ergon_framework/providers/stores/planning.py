@@ -6,7 +6,6 @@ durations or of a lane's last outcome.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -219,9 +218,9 @@ def _changes_of(rows: list[AttemptRow]) -> LaneChanges:
     # Number 0 is a refusal: the lane is known by it, and nothing is counted.
     made = [row for row in rows if row.attempt_number > 0]
     for minute, some in _by_minute(made):
-        outcomes = Counter(map(_outcome_of, some))
-        rollup = Rollup(outcomes[_SUCCESS], outcomes[_FAILED], outcomes[_DEAD_LETTER])
-        rollup.durations.extend(map(_duration_of, some))
+        outcomes = list(map(_outcome_of, some))
+        rollup = Rollup(*map(outcomes.count, (_SUCCESS, _FAILED, _DEAD_LETTER)))
+        rollup.durations.extend(list(map(_duration_of, some)))
         note.minutes[minute] = rollup
     _note_last(note, made)
     return note
