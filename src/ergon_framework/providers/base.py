@@ -33,7 +33,6 @@ from ergon_framework.providers.pipeline import drivers
 from ergon_framework.providers.pipeline.fast_path import FastPathCall, try_fast_path
 from ergon_framework.providers.pipeline.options import ProviderOptions
 from ergon_framework.providers.pipeline.request import (
-    AttemptRequest,
     attempt_body,
     inherit_context,
 )
@@ -194,12 +193,14 @@ class ProviderBase(ABC):
             may_refuse = on_failure is None
             fast = try_fast_path(runtime, lane, who, context, may_wait=True, may_refuse=may_refuse)
             if isinstance(fast, FastPathCall):
-                request = self._attempts(tenant_id, campaign_id, operation, payload)
+                attempt = self._observed(runtime) if OBSERVERS else self._execute_impl
+                request = (attempt, tenant_id, campaign_id, operation, payload)
                 return drivers.run_fast(runtime, fast, request, on_failure)
             if isinstance(fast, ProviderExecutionResult):
                 return fast
             call = fast
-        request = self._attempts(tenant_id, campaign_id, operation, payload)
+        attempt = self._observed(runtime) if OBSERVERS else self._execute_impl
+        request = (attempt, tenant_id, campaign_id, operation, payload)
         body = attempt_body(request, is_retried=runtime.policy.max_attempts > 1)
         call = call or runtime.new_call(lane, who, context)
         return drivers.run_call(runtime, call, body, on_failure)
@@ -227,23 +228,25 @@ class ProviderBase(ABC):
                 runtime, lane, who, context, may_wait=may_wait, may_refuse=may_refuse
             )
             if isinstance(fast, FastPathCall):
-                request = self._attempts(tenant_id, campaign_id, operation, payload)
+                attempt = self._observed(runtime) if OBSERVERS else self._execute_impl
+                request = (attempt, tenant_id, campaign_id, operation, payload)
                 return await drivers.arun_fast(runtime, fast, request, on_failure)
             if isinstance(fast, ProviderExecutionResult):
                 return fast
             call = fast
-        request = self._attempts(tenant_id, campaign_id, operation, payload)
+        attempt = self._observed(runtime) if OBSERVERS else self._execute_impl
+        request = (attempt, tenant_id, campaign_id, operation, payload)
         body = attempt_body(request, is_retried=runtime.policy.max_attempts > 1)
         call = call or runtime.new_call(lane, who, context)
         return await drivers.arun_call(runtime, call, body, on_failure)
 
-    def _attempts(self, *call: Any) -> AttemptRequest:
-        """What the attempts of a call are given: tenant, campaign, operation and payload."""
-        runtime, attempt = self._runtime, self._execute_impl
-        if OBSERVERS:
-            who = (runtime.provider_name, runtime.capability)
-            attempt = observed_attempts(attempt, *who, is_async=runtime.is_async)
-        return AttemptRequest(attempt, *call)
+    def _observed(self, runtime: ProviderRuntime) -> Callable[..., Any]:
+        return observed_attempts(
+            self._execute_impl,
+            runtime.provider_name,
+            runtime.capability,
+            is_async=runtime.is_async,
+        )
 
     # -- beside the calls ----------------------------------------------------------------------
 

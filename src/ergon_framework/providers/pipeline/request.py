@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -107,20 +107,15 @@ class AttemptBody(partial[Any]):
         return body
 
 
-class AttemptRequest(NamedTuple):
-    """What every attempt of a call is given, but for its context, and by which function."""
-
-    implementation: Callable[..., Any]
-    tenant_id: str
-    campaign_id: str | None
-    operation: str
-    payload: dict[str, Any]
-    """Validated, and the caller's own: no attempt gets it, each gets a copy."""
+AttemptRequest: TypeAlias = tuple[Callable[..., Any], str, str | None, str, dict[str, Any]]
+"""The function that makes an attempt, and what each attempt of a call is given beside its context:
+tenant, campaign, operation and payload. That is the caller's own: each attempt gets a copy.
+"""
 
 
 def attempt_body(request: AttemptRequest, *, is_retried: bool) -> AttemptBody:
     """The first attempt of a call."""
-    payload = request.payload
+    payload = request[-1]
     first = payload.copy() if type(payload) is dict else copy.copy(payload)
     return body_with(request, first, payload_again(payload, is_retried=is_retried))
 

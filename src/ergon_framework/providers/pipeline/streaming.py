@@ -45,7 +45,6 @@ from ergon_framework.providers.pipeline.drivers import (
 from ergon_framework.providers.pipeline.guarded_call import GuardedCall
 from ergon_framework.providers.pipeline.request import (
     AttemptBody,
-    AttemptRequest,
     attempt_body,
     inherit_context,
 )
@@ -190,7 +189,7 @@ class StreamCall:
         what, is_retried = (tenant_id, campaign_id, operation), runtime.policy.max_attempts > 1
         self.runtime = runtime
         self.first_of = first_of
-        attempts = AttemptRequest(opens, *what, payload)
+        attempts = (opens, *what, payload)
         self.body: AttemptBody = attempt_body(attempts, is_retried=is_retried)
         self._request: Request = (*what, payload, context)
         self.scope = StreamScope(is_seen=bool(OBSERVERS) or is_traced())
