@@ -12,11 +12,8 @@ them could have read it, and cleared it, before it opens the circuit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-
-from msgspec import Struct
-from msgspec.structs import replace
 
 PROBE_RETRY_DELAY = 1.0
 """Seconds after which to ask again at a circuit whose probes are under way."""
@@ -84,7 +81,8 @@ class Permit:
     """Of a probe; empty for a call through a closed circuit."""
 
 
-class Witness(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Witness:
     """Who reports, and when it last saw a call succeed, by the clock of the circuit."""
 
     name: str = ""
@@ -94,13 +92,15 @@ class Witness(Struct, frozen=True):
 UNKNOWN_WITNESS = Witness()
 
 
-class CircuitRefusal(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class CircuitRefusal:
     """A call was not let in, and when it is worth asking again."""
 
     retry_at: float
 
 
-class Breaker(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Breaker:
     """One circuit. Each event answers with the circuit as it is from then on."""
 
     state: CircuitState = CircuitState.CLOSED

@@ -15,14 +15,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from dataclasses import replace as replace_fields
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from inspect import Parameter, signature
 from time import monotonic
 from typing import Protocol, TypeVar
-
-from msgspec.structs import replace
 
 from ergon_framework.core.circuit_breaker import (
     NEVER,
@@ -383,7 +380,7 @@ class Circuit:
             # unless another process has changed it meanwhile.
             if self._is_ahead:
                 breaker = self._as_mine(mine.breaker, found.breaker)
-                found = replace_fields(found, breaker=breaker)
+                found = replace(found, breaker=breaker)
             self._view, is_ahead = found, self._is_ahead
             # After the view: other threads read both without the lock, and would take the old view
             # for a fresh one. A closed view lets all of them in.
@@ -428,7 +425,7 @@ class Circuit:
             return found  # what this process knows holds here all the same
         with self._lock:
             self._pause = (until, ticks + until - now)
-        return replace_fields(found, cooldown_until=until)
+        return replace(found, cooldown_until=until)
 
     def end_pause(self) -> float | None:
         """Let calls pass at once, as an operator wants; when the pause would have ended, or None.

@@ -219,7 +219,8 @@ def _changes_of(rows: list[AttemptRow]) -> LaneChanges:
     made = [row for row in rows if row.attempt_number > 0]
     for minute, some in _by_minute(made):
         outcomes = list(map(_outcome_of, some))
-        rollup = Rollup(*map(outcomes.count, (_SUCCESS, _FAILED, _DEAD_LETTER)))
+        good, bad, dead = map(outcomes.count, (_SUCCESS, _FAILED, _DEAD_LETTER))
+        rollup = Rollup(good, bad, dead)
         rollup.durations.extend(list(map(_duration_of, some)))
         note.minutes[minute] = rollup
     _note_last(note, made)
