@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 
 from ergon_framework.jobs import JobClient
 from tests.web.chromium import browser, heard
@@ -98,6 +98,7 @@ PAGES = (
     "/schedules",
     "/workers",
     "/zones",
+    "/audit",
     "/providers",
     "/providers/rank/snapshot",
     "/sign-in",
@@ -163,3 +164,61 @@ def test_signing_in_to_send_a_job_back(chromium: Browser, tmp_path: Path) -> Non
         page.get_by_role("button", name="Cancel 1 job").click()
         assert "a duplicate" in page.inner_text("main")
         assert complaints == []
+
+
+def tab_to(page: Page, selector: str) -> None:
+    """Move the focus as somebody without a mouse does."""
+    for _ in range(80):
+        if page.evaluate("which => document.activeElement.matches(which)", selector):
+            return
+        page.keyboard.press("Tab")
+    raise AssertionError(selector)
+
+
+def test_editing_a_dead_letter_by_keyboard(chromium: Browser, tmp_path: Path) -> None:
+    """From its page to that of the new job and to the audit log, in both themes, with a mistake.
+
+    axe-core finds nothing serious on the form with a mistake.
+    """
+    settings_in(tmp_path, "[server]\nport = 0\npayloads = true")
+    fill_jobs(tmp_path, waiting=0, dead=1)
+    with (
+        started(tmp_path) as (process, line),
+        chromium.new_context(color_scheme="light", bypass_csp=True) as context,
+    ):
+        assert process.stderr is not None
+        page, url = context.new_page(), line.split()[-1]
+        complaints = heard(page)
+        page.goto(next(said for said in process.stderr if "sign in" in said).split()[-1])
+        page.get_by_role("button", name="Sign in").press("Enter")
+        page.goto(f"{url}/console/jobs/d0")
+        tab_to(page, "a[href='/console/edit/d0']")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/console/edit/d0")
+        tab_to(page, "#args")
+        page.keyboard.type('["b.png"')
+        tab_to(page, "form.edit button")
+        page.keyboard.press("Enter")
+        page.get_by_role("alert").wait_for()
+        assert "line 1, column 9" in page.inner_text("main")
+        check_both_themes(page)
+        tab_to(page, "#args")
+        page.keyboard.press("Control+End")
+        page.keyboard.type("]")
+        tab_to(page, "form.edit button")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/console/jobs/*did=edit")
+        page.goto(f"{url}/console/audit")
+        assert page.locator("tbody tr").count() == 1  # the mistake never came to a job
+        # The browser tells of each answer that is none of the usual ones.
+        assert [each for each in complaints if "422" not in each] == []
+
+
+def check_both_themes(page: Page) -> None:
+    """Nothing serious for axe-core, in either theme."""
+    for scheme in ("dark", "light"):  # which differ in their colours alone
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]  # one of the two words
+        options = {"runOnly": ["color-contrast"]} if scheme == "dark" else None
+        found = Axe().run(page, options=options).response["violations"]
+        bad = [each["id"] for each in found if each["impact"] in ("serious", "critical")]
+        assert bad == [], (page.url, scheme)
