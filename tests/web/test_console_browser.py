@@ -217,7 +217,7 @@ def test_editing_a_dead_letter_by_keyboard(chromium: Browser, tmp_path: Path) ->
 def check_both_themes(page: Page) -> None:
     """Nothing serious for axe-core, in either theme."""
     for scheme in ("dark", "light"):  # which differ in their colours alone
-        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]  # one of the two words
+        page.emulate_media(color_scheme=scheme)
         options = {"runOnly": ["color-contrast"]} if scheme == "dark" else None
         found = Axe().run(page, options=options).response["violations"]
         bad = [each["id"] for each in found if each["impact"] in ("serious", "critical")]

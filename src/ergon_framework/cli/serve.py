@@ -69,7 +69,7 @@ def serve(
     settings = load_settings(config)
     server = _placed(settings.server, host, port)
     tokens = tokens_from(token_file, os.environ, revealed(server.token))
-    check_place(server.host, tokens)
+    check_place(server.host, tokens, server.proxy)
     sources = backends_of(settings, store)
     receivers = webhooks_of(settings)
     if store is not None and file_of(store) is not None and sources.jobs is not None:

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ergon_framework.app.settings import Settings, check_server_packages, revealed
-from ergon_framework.app.settings.sections import ServerSettings
+from ergon_framework.app.settings.sections import ProxySettings, ServerSettings
 from ergon_framework.app.signals import SignalListener, StopSignals
 from ergon_framework.boundary.http.addresses import bound_sockets, is_loopback
 from ergon_framework.errors import ConfigurationError
@@ -63,9 +63,9 @@ SHUTDOWN_GRACE = 10
 """Seconds that running requests have to end when a stop is asked for."""
 
 
-def check_place(host: str, tokens: Tokens | None) -> None:
-    """Refuse an address that other machines can reach when there is no token."""
-    if tokens is None and not is_loopback(host):
+def check_place(host: str, tokens: Tokens | None, proxy: ProxySettings | None = None) -> None:
+    """Refuse an address that others can reach when neither a token nor a proxy tells who asks."""
+    if tokens is None and proxy is None and not is_loopback(host):
         raise ConfigurationError(
             f"{host} can be reached from other machines, and there is no token",
             remedy="give --token-file, set ERGON_SERVER_TOKEN or write token under [server],"
@@ -91,7 +91,7 @@ def serve(
     The first signal lets running requests finish; a second one ends the process at once.
     """
     check_server_packages()
-    check_place(server.host, tokens)
+    check_place(server.host, tokens, server.proxy)
     from ergon_framework.web.middleware import SIGN_IN
     from ergon_framework.web.routes import build_app, server_plan
     from ergon_framework.web.sessions import Sessions
@@ -112,7 +112,7 @@ def serve(
     url = f"http://{host}:{sockets[0].getsockname()[1]}"
 
     def invite_somebody() -> None:
-        if tokens is None:
+        if tokens is None and server.proxy is None:
             invite(f"{url}{SIGN_IN}?once={sessions.invite()}")
 
     def begin() -> None:

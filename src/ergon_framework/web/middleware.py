@@ -20,7 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ergon_framework.boundary.http.addresses import is_loopback
 from ergon_framework.providers.authorization import is_local_request
-from ergon_framework.web.responses import error_response
+from ergon_framework.web.proxy_login import ProxyLogin
+from ergon_framework.web.responses import NotAllowedError, answer_of, error_response
 from ergon_framework.web.sessions import COOKIE, Sessions
 from ergon_framework.web.tokens import CallerRole, CallerRoles, Tokens
 
@@ -40,6 +41,8 @@ ROLE = "ergon.role"
 """The key in the scope for what a known caller may do."""
 HAS_HEADER = "ergon.has_header"
 """The key in the scope for whether a header has a token: a page elsewhere cannot send that."""
+PROXIED = "ergon.proxied"
+"""The key in the scope of somebody whom the proxy has signed in."""
 LOCAL = "local"
 """What a caller on this machine is called."""
 
@@ -56,6 +59,8 @@ class AuthRules:
     """Those of browsers; None: nobody can sign in."""
     roles: CallerRoles = field(default_factory=CallerRoles)
     """What holders of tokens may do."""
+    proxy: ProxyLogin | None = None
+    """A proxy that says who asks; then nobody is known by being on this machine."""
 
 
 class Authentication:
@@ -75,13 +80,12 @@ class Authentication:
         # Before who asks: a browser that was led here brings along whatever its user may do.
         refused = self._foreign(headers)
         if refused is None:
-            caller = self._caller(scope, headers)
-            if caller is not None:
-                scope[CALLER] = caller
-                scope[ROLE] = self._role(caller)
-                has_tokens = self._rules.tokens is not None
-                scope[HAS_HEADER] = has_tokens and "authorization" in headers
-            elif not self._is_open(_route_path(scope)):
+            try:
+                is_known = self._identify(scope, headers)
+            except NotAllowedError as error:
+                await answer_of(error)(scope, receive, send)
+                return
+            if not is_known and not self._is_open(_route_path(scope)):
                 refused = self._unknown(scope, headers)
         await (self._app if refused is None else refused)(scope, receive, send)
 
@@ -101,20 +105,31 @@ class Authentication:
             {"remedy": "ask for localhost or 127.0.0.1, or list the name under [server] names"},
         )
 
-    def _caller(self, scope: Scope, headers: Headers) -> str | None:
-        if self._rules.tokens is None:
-            return LOCAL if self._is_local(scope, headers) else None
-        session = self._session(headers)
-        if session is not None:
-            return session
+    def _identify(self, scope: Scope, headers: Headers) -> bool:
+        """Note in the scope who asks; whether that is known."""
+        proxy, tokens = self._rules.proxy, self._rules.tokens
+        client = scope.get("client")
+        told = None
+        if proxy is not None:  # also of one who shows a token: a header that is false is refused
+            told = proxy.identity(None if client is None else client[0], headers)
+        shown = None if tokens is None else self._by_token(tokens, headers)
+        if shown is not None:
+            scope[CALLER], scope[ROLE] = shown, self._rules.roles.of(shown)
+            scope[HAS_HEADER] = True
+        elif told is not None:
+            scope[CALLER], scope[ROLE], scope[PROXIED] = told.name, told.role, True
+        elif tokens is None and proxy is None and self._is_local(scope, headers):
+            # Whoever is on the machine of a server without tokens could read its files as well.
+            scope[CALLER], scope[ROLE] = LOCAL, CallerRole.ADMIN
+        elif (session := self._session(headers)) is not None and tokens is not None:
+            scope[CALLER], scope[ROLE] = session, self._rules.roles.of(session)
+        return CALLER in scope
+
+    def _by_token(self, tokens: Tokens, headers: Headers) -> str | None:
         given = headers.getlist("authorization")
         scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        caller = self._rules.tokens.caller(token.strip().encode("latin-1"))
+        caller = tokens.caller(token.strip().encode("latin-1"))
         return caller if scheme.lower() == "bearer" else None
-
-    def _role(self, caller: str) -> CallerRole:
-        # Whoever is on the machine of a server without tokens could read its files as well.
-        return CallerRole.ADMIN if self._rules.tokens is None else self._rules.roles.of(caller)
 
     def _session(self, headers: Headers) -> str | None:
         """Who has signed in with this browser; a header Authorization goes before its cookie."""
@@ -138,6 +153,10 @@ class Authentication:
         return is_local_request(None if client is None else client[0], headers.keys(), known)
 
     def _unknown(self, scope: Scope, headers: Headers) -> Response:
+        if self._rules.tokens is None and self._rules.proxy is not None:
+            remedy = {"remedy": "ask through the proxy, which says in a header who you are"}
+            text = "the proxy has not said who asks"
+            return error_response(401, "unauthenticated", text, remedy)
         if self._rules.tokens is None:
             return error_response(
                 403,

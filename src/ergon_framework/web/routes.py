@@ -28,6 +28,7 @@ from ergon_framework.web.middleware import (
     RequestLimits,
 )
 from ergon_framework.web.probes import probe_routes
+from ergon_framework.web.proxy_login import ProxyLogin
 from ergon_framework.web.responses import NO_TOKEN, REFUSALS, add_error_handlers, given_once
 from ergon_framework.web.sessions import Sessions
 from ergon_framework.web.tokens import CallerRoles, Tokens
@@ -66,6 +67,7 @@ def server_plan(
             server.probes_open,
             sessions,
             CallerRoles(server.operators, server.admins),
+            None if server.proxy is None else ProxyLogin(server.proxy),
         ),
         RequestLimits(server.requests, server.timeout),
         server.payloads,
@@ -127,7 +129,8 @@ def _routers(pool: BackendPool, plan: ServerPlan) -> list[tuple[APIRouter, bool]
     ]
     stores = list(pool.backends.providers.values())
     if stores:
-        # A token allows to read every tenant.
-        authorize = None if plan.auth.tokens is None else lambda _, __: True
+        # Whoever is let in may read every tenant.
+        is_checked = plan.auth.tokens is not None or plan.auth.proxy is not None
+        authorize = (lambda _, __: True) if is_checked else None
         found.insert(0, (create_router(readable_store(stores), authorize), False))
     return found

@@ -41,6 +41,8 @@ class BrowserSession:
     """What each form of his pages carries: other pages cannot know it."""
     until: float
     token: bytes | None = field(repr=False)
+    is_proxied: bool = False
+    """Whether a proxy has signed him in, and signs him out."""
 
     @property
     def is_operator(self) -> bool:
@@ -66,6 +68,7 @@ class Sessions:
         self._sessions: OrderedDict[bytes, BrowserSession] = OrderedDict()
         self._failures: OrderedDict[str, tuple[float, int]] = OrderedDict()
         self._invitation: bytes | None = None
+        self._secret = secrets.token_bytes(32)  # of the forms of those whom a proxy signs in
         self.when_used: Callable[[], None] = lambda: None
         """Called when the link was used: there may be another one then."""
 
@@ -101,6 +104,13 @@ class Sessions:
         if found.token is None:
             self.when_used()
         return cookie
+
+    def of_proxy(self, name: str, role: CallerRole) -> BrowserSession:
+        """The session of somebody whom a proxy has signed in: it is there as long as he is."""
+        named = f"{role} {name}".encode()
+        form_secret = hmac.new(self._secret, named, "sha256").hexdigest()
+        until = self._clock() + LIFETIME
+        return BrowserSession(name, role, form_secret, until, None, is_proxied=True)
 
     def find(self, cookie: str | None) -> BrowserSession | None:
         """The session of a cookie, unless it is over or its token was revoked."""

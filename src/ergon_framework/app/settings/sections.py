@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -198,6 +199,36 @@ class TelemetrySection(SettingsModel):
         return self.model_dump(exclude={*_ELSEWHERE})
 
 
+def _network(text: str) -> str:
+    try:
+        network = ip_network(text)
+    except ValueError:
+        raise ValueError(
+            "must be an address or a network, such as 10.0.0.7 or 10.0.0.0/24"
+        ) from None
+    if network.prefixlen == 0:
+        raise ValueError("trusts everybody: name the address of the proxy")
+    return str(network)
+
+
+HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9-]*$")]
+Networks = Annotated[
+    tuple[Annotated[str, AfterValidator(_network)], ...],
+    BeforeValidator(_split),
+    Field(min_length=1),
+]
+
+
+class ProxySettings(SettingsModel):
+    """``[server.proxy]``: a proxy that signs people in, and says in headers who they are."""
+
+    trusted: Networks
+    user: HeaderName = "X-Forwarded-User"
+    groups: HeaderName = "X-Forwarded-Groups"
+    operators: Names = ()  # names of groups
+    admins: Names = ()  # the same
+
+
 class ServerSettings(SettingsModel):
     """``[server]``: where HTTP is served, and what of."""
 
@@ -213,6 +244,7 @@ class ServerSettings(SettingsModel):
     requests: Count = 64
     timeout: Positive = 10.0
     access_log: Switch = False
+    proxy: ProxySettings | None = None
 
 
 Tasks = Annotated[Mapping[Name, TaskSettings], AfterValidator(FrozenDict)]

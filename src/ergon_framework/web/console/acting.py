@@ -17,6 +17,7 @@ from ergon_framework.ports.jobstore import Search
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.console.job_pages import params_of
 from ergon_framework.web.job_actions import ACTIONS, Action, JobActions, search_of
+from ergon_framework.web.middleware import CALLER, PROXIED, ROLE
 from ergon_framework.web.responses import InvalidParameterError, NotAllowedError
 from ergon_framework.web.sessions import COOKIE, BrowserSession, Sessions
 
@@ -31,8 +32,12 @@ class FormTaker:
         self.sessions = sessions
 
     def session(self, request: Request) -> BrowserSession | None:
-        """Who has signed in with the browser that asks."""
-        return None if self.sessions is None else self.sessions.find(request.cookies.get(COOKIE))
+        """Who has signed in with the browser that asks, here or at the proxy."""
+        if self.sessions is None:
+            return None
+        if request.scope.get(PROXIED):
+            return self.sessions.of_proxy(request.scope[CALLER], request.scope[ROLE])
+        return self.sessions.find(request.cookies.get(COOKIE))
 
     async def form(self, request: Request) -> Given:
         """The fields that were sent, which may only come from a page of this server."""
@@ -66,7 +71,9 @@ class FormTaker:
         if not session.is_operator:
             raise NotAllowedError(
                 f"{session.name} may read and change nothing",
-                remedy=f'write operators = ["{session.name}"] under [server] in the settings',
+                remedy="list one of your groups as operators under [server.proxy] in the settings"
+                if session.is_proxied
+                else f'write operators = ["{session.name}"] under [server] in the settings',
             )
         return session
 
