@@ -29,7 +29,7 @@ from ergon_framework.jobs.stores.memory.flows import MemoryFlowTables
 from ergon_framework.jobs.stores.memory.job_table import JobTable
 from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
 from ergon_framework.jobs.stores.memory.rows import MemoryJob
-from ergon_framework.ports.flow import Flow, SignalOutcome
+from ergon_framework.ports.flow import Flow, NewFlow, SignalOutcome
 from ergon_framework.ports.jobstore import ClaimResult, Job, NewJob, Search, Settlement
 from ergon_framework.ports.transfer import Fence, FlowRecord, JobRecord, TransferRecord
 from tests.jobs.planted_stores import Honest, change
@@ -437,6 +437,14 @@ class PurgesWhatGoesOn(Flows):
         def purge(self, flow_id: str) -> None:
             self.row(flow_id).purge_at = self.tables.at
             self.tables.put_flow(self.row(flow_id))
+
+
+class KeepsFlowsAsLongAsJobsAlone(Flows):
+    """Keeps a flow without jobs for no time."""
+
+    class Moves(FlowSettlement):
+        def add(self, new: NewFlow, steps: Sequence[NewJob]) -> None:
+            super().add(replace(new, keep=0.0), steps)
 
 
 class PurgesStepsAlone(Flows):

@@ -194,6 +194,7 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (flows.StopsWhatIsSwept, "step_of_a_stopping_flow_is_not_claimed"),
     (flows.FindsWhatWaits, "steps_that_wait_for_no_other_are_found"),
     (flows.PurgesWhatGoesOn, "flow_is_purged_when_asked"),
+    (flows.KeepsFlowsAsLongAsJobsAlone, "flow_without_jobs_is_kept"),
     (flows.PurgesStepsAlone, "steps_are_kept_with_their_flow"),
     (flows.LoadsNoJoins, "flows_can_be_copied_out_and_in"),
     (flows.LoadsNoWork, "flows_can_be_copied_out_and_in"),

@@ -324,7 +324,8 @@ class JobClient:
                 handler, args, kwargs, max_payload=limit, now=now, default_id=str, **merged
             )
 
-        flow, steps = FlowPlanner(draft, max_steps=self._max_steps).plan(make)
+        planner = FlowPlanner(draft, max_steps=self._max_steps, keep=self.settings.result_ttl)
+        flow, steps = planner.plan(make)
         self._add_flow(flow, steps, connection)
         if connection is None and has_listeners("job.enqueued"):
             for job in steps:

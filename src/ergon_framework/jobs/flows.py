@@ -289,11 +289,18 @@ class FlowPlanner:
     """Turns a draft into jobs and joins, and numbers its steps in the order of writing."""
 
     def __init__(
-        self, draft: Draft, flow_id: str | None = None, *, max_steps: int | None = None
+        self,
+        draft: Draft,
+        flow_id: str | None = None,
+        *,
+        max_steps: int | None = None,
+        keep: float = 0.0,
     ) -> None:
+        """``keep``: seconds for which a flow is kept that has ended without any job."""
         self.id = flow_id or new_id()
         self._draft = draft
         self._max_steps = max_steps
+        self._keep = keep
         self._steps: list[_Planned] = []
         self._feeds: list[list[str]] = []
         self._joins: list[Join] = []
@@ -321,6 +328,8 @@ class FlowPlanner:
             on_failure=policy,
             joins=tuple(self._joins),
             plan=plan,
+            # Where it has jobs, workers say with their ends how long it is kept.
+            keep=self._keep if len(self._signals) == len(self._steps) else 0.0,
         )
         return flow, [self._job(n, make) for n in range(1, len(self._steps) + 1)]
 

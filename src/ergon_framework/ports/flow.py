@@ -62,6 +62,8 @@ class NewFlow(msgspec.Struct, frozen=True, kw_only=True):
     plan: bytes = b"{}"  # JSON: how the flow was written, for people
     after: tuple[str, ...] = ()
     """Jobs that are there already; each becomes a step, and counts at the first join."""
+    keep: float = 0.0
+    """Seconds that it is kept once it has ended, where none of its steps says so."""
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):

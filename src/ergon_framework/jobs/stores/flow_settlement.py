@@ -444,7 +444,7 @@ class FlowSettlement:
         if new.is_new:
             now = self.tables.at
             state = FlowState(new.on_failure)
-            row = FlowRow(new.id, state, 0.0, None, new.name, now, now, new.plan)
+            row = FlowRow(new.id, state, new.keep, None, new.name, now, now, new.plan)
             self._rows[new.id] = row
             self.tables.put_flow(row, is_new=True)
         # Jobs that the new steps wait for become steps themselves: the flow ends only when they

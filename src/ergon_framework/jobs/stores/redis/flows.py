@@ -438,7 +438,7 @@ def _wire(part: _Part, blobs: Blobs) -> list[tuple[Any, ...]]:
 def _new_row(flow: NewFlow) -> tuple[Any, ...]:
     policy = POLICIES.index(flow.on_failure)
     status = FLOW_STATUSES.index(FlowStatus.RUNNING)
-    return (policy, status, *(0, 0, 0, 0, 0), 0, False, 0, 0, flow.name, 0)
+    return (policy, status, *(0, 0, 0, 0, 0), flow.keep, False, 0, 0, flow.name, 0)
 
 
 def _row_of(flow: Flow) -> tuple[Any, ...]:

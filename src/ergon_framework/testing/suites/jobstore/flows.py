@@ -680,6 +680,22 @@ def steps_are_kept_with_their_flow(s: JobStoreSubject) -> None:
 
 
 @check("flows")
+def flow_without_jobs_is_kept(s: JobStoreSubject) -> None:
+    """One of no steps, and one of signals alone: for as long as results are."""
+    empty = _group(s, 0, then=None)
+    signal = _client(s).wait_for_signal("approved")
+    approval = _client(s).chain(signal).enqueue()
+    approval.signal("approved", "by Ada")
+    s.clock.forward(DAY - WAIT)
+    s.store.prune(100)
+    same((empty.result(), approval.result()), ([], "by Ada"), "what they returned after a day")
+    s.clock.forward(2 * WAIT)
+    s.store.prune(100)
+    s.store.prune(100)
+    same((_flows(s).search((), 10), s.store.count(Search())), ([], 0), "what is left")
+
+
+@check("flows")
 def flow_is_purged_when_asked(s: JobStoreSubject) -> None:
     """One that has ended, with its steps, however long it was to be kept; and no other."""
     flow, other = _chain(s, "a"), _chain(s, "b")
