@@ -27,7 +27,8 @@ from ergon_framework.jobs.payload_objects import ObjectName, PayloadObjects
 from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
-from ergon_framework.ports.jobstore import FullJobStore, Search, WorkerRecord
+from ergon_framework.jobs.worker import WorkerTiming
+from ergon_framework.ports.jobstore import FullJobStore, Job, Search, WorkerRecord
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.storage.objectstore.urls import open_object_store
 from tests import fork_server, waiting
@@ -333,6 +334,40 @@ def test_a_slow_object_store_holds_up_nobody(
         gate.set()
         assert client.result(slow, timeout=60) == [[LARGE], {}]
     assert get(store, slow).deliveries == 1
+
+
+@pytest.mark.slow
+def test_results_that_wait_for_the_object_store_do_not_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker takes no more jobs while many bytes wait, and goes on when they are written."""
+    made = settings(tmp_path, lease=1.0)
+    store = MemoryJobStore()
+    client = JobClient(store=store, settings=made)
+    jobs = client.enqueue_many([("echo", [LARGE, n]) for n in range(30)])
+    gate, write = threading.Event(), PayloadObjects.put
+
+    def put_slowly(self: PayloadObjects, *given: Any) -> ObjectName:
+        gate.wait(60.0)
+        return write(self, *given)
+
+    def active() -> list[Job]:
+        return list(store.search(Search(statuses=(JobStatus.ACTIVE,))))
+
+    def renewed_until() -> float:
+        return min((each.lease_expires_at or 0.0 for each in active()), default=0.0)
+
+    monkeypatch.setattr(PayloadObjects, "put", put_slowly)
+    timing = WorkerTiming(max_to_write=3 * len(LARGE))
+    with at_work(worker(store, executor=python(tmp_path), settings=made, timing=timing)):
+        wait_until(lambda: len(active()) >= 3)
+        first = renewed_until()
+        wait_until(lambda: renewed_until() > first + 1.0)  # there was time for all of the others
+        waiting_for_it = len(active())
+        gate.set()
+        assert [client.result(each, timeout=60)[0][1] for each in jobs] == list(range(30))
+    assert waiting_for_it <= 6
+    assert all(each.deliveries == 1 for each in store.search(Search()))
 
 
 @pytest.mark.slow

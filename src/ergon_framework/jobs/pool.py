@@ -156,6 +156,10 @@ class PoolOwner(Protocol):
         """The store's clock, about."""
 
     @property
+    def is_full(self) -> bool:
+        """Whether no more jobs are to be taken, until outcomes have left."""
+
+    @property
     def is_forced(self) -> bool:
         """Whether somebody asked for an end at once, and executors are killed on purpose."""
 
@@ -727,7 +731,7 @@ class ExecutorPool:
 
     def _offer_slots(self) -> None:
         free = self._slots(self._now()) - len(self._waiting) - len(self._solos)
-        wanted = max(0, free) if self.is_open else 0
+        wanted = max(0, free) if self.is_open and not self._owner.is_full else 0
         if wanted != self._offered:
             # Fewer may be taken back than asked: a claim under way is using the others.
             self._offered += self._owner.offer(self.name, wanted - self._offered)

@@ -77,12 +77,15 @@ NOTICE_OF = dict.fromkeys(JobStatus, "job.returned") | {
 }
 
 
+MAX_TO_WRITE = 64 << 20
+"""Bytes of results that wait for an object store, at which no more jobs are taken: one that does
+not answer would have a worker hold the results of thousands of jobs."""
 NO_HANDLERS: Mapping[str, tuple[str, ...]] = {}
 
 
 @dataclass(frozen=True)
 class WorkerTiming:
-    """Intervals and timeouts of a worker that no setting changes, in seconds."""
+    """Intervals and timeouts of a worker that no setting changes, in seconds, and one bound."""
 
     shutdown_grace: float = 10.0
     """How long the last settlements have to reach a store that does not answer."""
@@ -96,6 +99,8 @@ class WorkerTiming:
     """See ``CONFUSED_AFTER``."""
     scheduler_slice: float = MAX_SLICE
     """See ``MAX_SLICE``."""
+    max_to_write: int = MAX_TO_WRITE
+    """See ``MAX_TO_WRITE``."""
 
 
 class BurstEnd:
@@ -303,6 +308,7 @@ class Worker:
         self._held_shortly = 0
         self._payload_threads = PayloadThreads()
         self._writing = 0  # results that are on their way to the object store
+        self._bytes_to_write = 0  # what they have together
         self._pools: dict[str, ExecutorPool] = {}
         self._dirty: dict[ExecutorPool, None] = {}
         self._settled: list[Settlement] = []
@@ -662,9 +668,11 @@ class Worker:
     def _keep_apart(self, claim: Claim, event: Event, seconds: float | None, result: bytes) -> None:
         """Write a large result to the object store in a thread; its job is settled afterwards.
 
-        Meanwhile its lease is renewed, and its process may have the next job.
+        Meanwhile its lease is renewed, and its process may have the next job: until results wait
+        for the object store that would fill the memory if it stays away.
         """
         self._writing += 1
+        self._add_to_write(len(result))
 
         def write() -> None:
             encoded = self.settler.encoded_result(claim, result)
@@ -673,9 +681,17 @@ class Worker:
 
         def written(encoded: bytes) -> None:
             self._writing -= 1
+            self._add_to_write(-len(result))
             self._finish(claim, event, seconds, encoded, is_encoded=True)
 
         self._payload_threads.submit(write)
+
+    def _add_to_write(self, size: int) -> None:
+        """So many bytes of results more wait for the object store, or fewer."""
+        was_full = self.is_full
+        self._bytes_to_write += size
+        if self.is_full is not was_full:
+            self._dirty.update(dict.fromkeys(self._pools.values()))
 
     def _finish(
         self,
@@ -709,6 +725,11 @@ class Worker:
     def wall(self) -> float:
         """The store's clock, about, when this turn began."""
         return self.loop.at + self._store_thread.offset
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so many results wait for the object store that no more jobs are taken."""
+        return self._bytes_to_write >= self._timing.max_to_write
 
     @property
     def is_forced(self) -> bool:
