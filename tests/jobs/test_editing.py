@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import Search
+from tests import fork_server
 from tests.jobs.manual_worker import Clock, Hand
 
 pytestmark = pytest.mark.req("JOBS:operator")
@@ -172,3 +177,42 @@ def test_undoing_it(client: JobClient, hand: Hand) -> None:
     made.cancel()
     client.retry("old")
     assert (client.status("old"), client.show("old")["args"]) == ("pending", ["a.png"])
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty place on that engine."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/jobs.db"
+    found: str = request.getfixturevalue(f"{request.param}_url")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.req("SCALE:jobs-postgres", "SCALE:jobs-redis")
+@pytest.mark.parametrize(
+    ("url", "when"),
+    [("sqlite", "before"), ("sqlite", "after"), ("postgres", "after"), ("redis", "after")],
+    indirect=["url"],
+)
+def test_a_process_that_dies_while_it_edits(url: str, when: str) -> None:
+    """Both jobs are changed or neither is; the same command again makes no second job."""
+    command = [sys.executable, "-m", "ergon_framework.cli", "jobs", "edit", "old", "--store", url]
+    command += ["--args", '["b.png"]', "--new-id", "new", "--json"]
+    with JobClient(url) as client:
+        bury(client, Hand(client.store), ["a.png"])
+        died = fork_server.run(
+            command,
+            env=os.environ | {"ERGON_FAILPOINTS": f"jobs.desk.{when}_commit=kill"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert died.returncode == -signal.SIGKILL, died.stderr
+        is_done = when == "after"
+        assert client.status("old") == ("cancelled" if is_done else "failed")
+        assert client.count(Search()) == (2 if is_done else 1)
+        again = client.edit_and_requeue("old", ["b.png"], new_id="new")
+        assert (again, again.is_new) == ("new", not is_done)
+        assert client.count(Search()) == 2
