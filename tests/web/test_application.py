@@ -46,6 +46,14 @@ PATHS = [
     "/api/v1/schedules",
     "/api/v1/workers",
 ]
+ACTIONS = [
+    "/api/v1/jobs/bulk",
+    "/api/v1/jobs/{job_id}/cancel",
+    "/api/v1/jobs/{job_id}/delete",
+    "/api/v1/jobs/{job_id}/edit-and-requeue",
+    "/api/v1/jobs/{job_id}/requeue",
+    "/api/v1/jobs/{job_id}/retry",
+]
 
 
 @pytest.fixture
@@ -154,15 +162,18 @@ def _quiet(app: FastAPI) -> FastAPI:
 
 
 def test_openapi(store: MemoryProviderStore) -> None:
-    """All paths are published, for reading only; with a token, so is the need for one."""
-    open_to_all = ask(create_app(store), path="/openapi.json").json()
-    assert sorted(open_to_all["paths"]) == sorted(PATHS)
-    assert {method for path in open_to_all["paths"].values() for method in path} == {"get"}
-    assert "securitySchemes" not in open_to_all["components"]
+    """All paths are published, each for reading or for acting, and where a token is needed."""
+    open_to_all = ask(create_app(store), path="/openapi.json").json()["paths"]
+    assert sorted(open_to_all) == sorted([*PATHS, *ACTIONS])
+    assert {method for path in PATHS for method in open_to_all[path]} == {"get"}
+    assert {method for path in ACTIONS for method in open_to_all[path]} == {"post"}
+    # Acting takes a token in any case.
+    assert [path for path in PATHS if "security" in open_to_all[path]["get"]] == []
+    assert [path for path in ACTIONS if "security" not in open_to_all[path]["post"]] == []
     closed = ask(create_app(store, token=TOKEN), path="/openapi.json", headers=bearer(TOKEN)).json()
     assert closed["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
-    for name, path in closed["paths"].items():
-        is_open = name.endswith(("/live", "/ready"))
+    for name in PATHS:
+        path, is_open = closed["paths"][name], name.endswith(("/live", "/ready"))
         assert path["get"].get("security") == (None if is_open else [{"HTTPBearer": []}])
         assert ("401" in path["get"]["responses"]) is not is_open
 
