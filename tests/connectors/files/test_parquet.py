@@ -116,6 +116,34 @@ def test_a_long_row_is_set_aside(tmp_path: Path) -> None:
         assert (letter["row"], "5000 bytes long" in letter["reason"]) == (2, True)
 
 
+def test_a_value_that_python_does_not_have_costs_its_row(tmp_path: Path) -> None:
+    """Nanoseconds, and instants after the year 9999: rows before and behind are delivered."""
+    table = pa.table(
+        {
+            "n": [1, 2, 3, 4],
+            "at": pa.array([0, 0, 10**18, 0], pa.timestamp("us")),
+            "ns": pa.array([1000, 1001, 3000, 4000], pa.duration("ns")),
+        }
+    )
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with reading(tmp_path) as connector:
+        assert [each["n"] for each in payloads(connector)] == [1, 4]
+        letters = list(connector.read_dead_letters())
+    assert [each["row"] for each in letters] == [2, 3]
+    assert "'ns' (duration[ns])" in letters[0]["reason"]
+    assert "'at' (timestamp[us])" in letters[1]["reason"]
+
+
+def test_a_file_with_two_columns_of_one_name_is_set_aside(tmp_path: Path) -> None:
+    """A dict would have one of their values, and the other would be gone."""
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with reading(tmp_path) as connector:
+        assert payloads(connector) == []
+        (letter,) = connector.read_dead_letters()
+    assert letter["reason"] == "the column 'a' is there twice"
+
+
 def test_without_the_library_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,8 +119,13 @@ def problem_of_columns(names: Sequence[str]) -> str:
     """Why these cannot be the columns of rows; empty when they can."""
     if "" in names:
         return f"column {names.index('') + 1} has no name"
-    twice = next((each for each, count in Counter(names).items() if count > 1), None)
+    twice = twice_in(names)
     return f"the column {twice[:64]!r} is there twice" if twice is not None else ""
+
+
+def twice_in(names: Sequence[str]) -> str | None:
+    """The first of the names that is there more than once."""
+    return next((each for each, count in Counter(names).items() if count > 1), None)
 
 
 def _problem_of_encoding(encoding: str, delimiter: str) -> str:

@@ -14,12 +14,14 @@ from ergon_framework.connector.files.errors import (
     MalformedFileError,
     MalformedRowError,
 )
+from ergon_framework.connector.files.formats import twice_in
 from ergon_framework.connector.files.rows import FoundRow, TextPlace
 
 _BATCH_BYTES = 4 << 20
 _BATCH_ROWS = 1024
 _TAIL = 8  # the length of the footer, and a magic word
 _MAX_FOOTER = 256 << 20
+_UNREADABLE = (ValueError, OverflowError, NotImplementedError)
 
 
 class ParquetRows:
@@ -47,13 +49,13 @@ class ParquetRows:
             found = next(self._rows, None)
         except OSError as error:
             raise _told(error) from error
-        except (ValueError, NotImplementedError) as error:
+        except _UNREADABLE as error:
             raise _broken(error) from error
         if found is None:
             return None
         data, size = found
         start, self._at = self._at.offset, _place(self._at.rows + 1, self._at.check)
-        problem = self._problem(data, size)
+        problem = data if isinstance(data, str) else self._problem(data, size)
         return FoundRow(self._at.rows, start, self._at, data, problem, weight=size)
 
     def payload(self, row: FoundRow) -> Any:
@@ -72,7 +74,7 @@ class ParquetRows:
         self._file.close()
         self._raw.close()
 
-    def _read(self, skipped: int) -> Iterator[tuple[dict[str, Any], int]]:
+    def _read(self, skipped: int) -> Iterator[tuple[dict[str, Any] | str, int]]:
         metadata = self._file.metadata
         for group in range(metadata.num_row_groups):
             part = metadata.row_group(group)
@@ -85,7 +87,7 @@ class ParquetRows:
                 rest = batch.slice(skipped)
                 skipped -= batch.num_rows - rest.num_rows
                 weight = rest.nbytes // max(1, rest.num_rows)
-                for row in rest.to_pylist():
+                for row in _rows_of(rest):
                     yield row, weight
 
     def _problem(self, data: dict[str, Any], size: int) -> str:
@@ -97,6 +99,27 @@ class ParquetRows:
         return f"it is about {found} bytes long; at most {self._limit} are allowed"
 
 
+def _rows_of(batch: Any) -> list[dict[str, Any] | str]:
+    """Each row as a dict, or why Python has no value for it: an instant in the year 20000, say."""
+    try:
+        found: list[dict[str, Any] | str] = batch.to_pylist()
+    except _UNREADABLE:
+        found = [_row_of(batch.slice(place, 1)) for place in range(batch.num_rows)]
+    return found
+
+
+def _row_of(batch: Any) -> dict[str, Any] | str:
+    """The one row of a batch; where a value cannot be read, which column has it."""
+    row: dict[str, Any] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            row[name] = column[0].as_py()
+        except _UNREADABLE as error:
+            text = f"the column {name[:64]!r} ({column.type}): {type(error).__name__}: {error}"
+            return text[:300]
+    return row
+
+
 def open_parquet(raw: io.BufferedReader, place: TextPlace, limit: int) -> ParquetRows:
     """The rows of a file from a place on, which must be one of this very file."""
     pyarrow = import_client("pyarrow.parquet", extra="parquet", connector="files")
@@ -104,10 +127,14 @@ def open_parquet(raw: io.BufferedReader, place: TextPlace, limit: int) -> Parque
         check = _footer(raw)
         if place.rows and check != place.check:
             raise FileChangedError("the file is not the one any more that was read before")
-        return ParquetRows(raw, pyarrow.ParquetFile(raw), _place(place.rows, check), limit)
+        file = pyarrow.ParquetFile(raw)
+        twice = twice_in(file.schema_arrow.names)
+        if twice is not None:
+            raise MalformedFileError(f"the column {twice[:64]!r} is there twice")
+        return ParquetRows(raw, file, _place(place.rows, check), limit)
     except OSError as error:
         raise _told(error) from error
-    except (ValueError, NotImplementedError) as error:
+    except _UNREADABLE as error:
         raise _broken(error) from error
 
 
