@@ -76,6 +76,33 @@ def test_rows_of_all_formats(place: Place) -> None:
         assert seen.found == f"s3://{place.bucket}/{PREFIX} has 4 files to read"
 
 
+def test_an_object_that_is_archived_holds_up_no_others(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log names it once, health stays, and those behind it are read."""
+    boto3 = import_module("boto3").session.Session(*KEYS.values())
+    client = boto3.client("s3", region_name=REGION, endpoint_url=place.server.endpoint)
+    key = f"{PREFIX}/a.csv"
+    client.put_object(Bucket=place.bucket, Key=key, Body=b"n\n1\n", StorageClass="GLACIER")
+    place.put("b.csv", b"n\n2\n")
+    with place.reading() as connector:
+        assert payloads(connector) == [{"n": "2"}]
+        assert payloads(connector) == []
+        assert connector.health()
+    (told,) = [each.getMessage() for each in caplog.records]
+    assert f"cannot read s3://{place.bucket}/{key}, and try again" in told
+    assert "InvalidObjectState" in told
+
+
+def test_a_key_that_cannot_be_listed_is_named(place: Place) -> None:
+    """The client lists no key with an empty part, so no object is read: it says which to rename."""
+    place.server.ask("PUT", f"/{place.bucket}/{PREFIX}//a.csv", b"n\n1\n")
+    with place.reading() as connector:
+        (seen,) = connector.observe()
+    assert f'"{PREFIX}//a.csv"' in seen.found
+    assert "aws s3 mv" in seen.remedy
+
+
 def test_it_goes_on_where_it_stopped(place: Place) -> None:
     """The same ids again, and nothing that was settled."""
     place.put("a.csv", b"n\n" + b"".join(b"%d\n" % n for n in range(9)))

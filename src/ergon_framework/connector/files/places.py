@@ -7,8 +7,10 @@ window at a time, while they are the same.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -150,6 +152,7 @@ def observed(address: Address, takes: Callable[[str], bool], state: Path) -> Ite
 
 
 _BUFFER = 1 << 18
+_CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 
 
 class BucketFiles:
@@ -187,7 +190,8 @@ class BucketFiles:
         """The object, and what it is now; None when it is gone."""
         with self._our_errors():
             try:
-                seen = self._client.head(found.name)
+                with _denied(found.name):
+                    seen = self._client.head(found.name)
             except FileNotFoundError:
                 self._check()  # a bucket that is gone looks the same
                 return None
@@ -215,9 +219,23 @@ class BucketFiles:
             options["if_match"] = etag
         with self._our_errors():
             try:
-                return bytes(self._client.get(name, options=options).bytes())  # type: ignore[arg-type]
+                with _denied(name):
+                    return bytes(self._client.get(name, options=options).bytes())  # type: ignore[arg-type]
             except (PreconditionError, FileNotFoundError) as error:
                 raise FileChangedError(f"{name} is another object now, or gone") from error
+
+
+@contextlib.contextmanager
+def _denied(name: str) -> Iterator[None]:
+    """One object that may not be read holds up no others, as a file of a folder does not."""
+    from obstore.exceptions import PermissionDeniedError
+
+    try:
+        yield
+    except PermissionDeniedError as error:
+        code = _CODE.search(str(error))
+        said = "access is denied" if code is None else f"the server answers {code[1]}"
+        raise PermissionError(errno.EACCES, said, name) from error
 
 
 class _ObjectReader(io.RawIOBase):

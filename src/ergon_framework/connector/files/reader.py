@@ -303,19 +303,22 @@ class FilesReader:
         if not is_known and not self._may_begin(found):
             return
         try:
-            opened = self._place.open(found)
+            self._open_file(known, found)
         except PermissionError as error:
             self._cannot_read(name, error)
             return
         self._unreadable.pop(name, None)
+
+    def _open_file(self, known: FilePosition | None, found: FoundFile) -> None:
+        opened = self._place.open(found)
         if opened is None:
             if known is not None:
                 self._tell_that_it_went(known)
-        else:
-            with contextlib.ExitStack() as closing:
-                closing.callback(opened[0].close)
-                if self._open_rows(known, *opened):
-                    closing.pop_all()
+            return
+        with contextlib.ExitStack() as closing:
+            closing.callback(opened[0].close)
+            if self._open_rows(known, *opened):
+                closing.pop_all()
 
     def _may_begin(self, found: FoundFile) -> bool:
         """Whether the rows of a file may be read, though more may come."""

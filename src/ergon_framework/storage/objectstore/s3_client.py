@@ -201,6 +201,7 @@ def _profile(environ: Mapping[str, str]) -> dict[str, str]:
 
 _METADATA = "169.254.169.254"  # asked for credentials when there are none
 _STATUS = re.compile(r"status code: (\d{3}[^:\n]*)")
+_PATH = re.compile(r'path: ("(?:[^"\\]|\\.)*")')
 _SERVER = re.compile(r"https?://[^/\s]+")
 
 
@@ -225,7 +226,7 @@ def translated(
     error: BaseException, place: str, *, is_opening: bool = False
 ) -> tuple[StoreError, bool]:
     """The store's error for it, and whether an operator has to change something."""
-    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+    from obstore.exceptions import InvalidPathError, PermissionDeniedError, UnauthenticatedError
 
     text = str(error)
     # By their text: servers say the same with different classes of errors.
@@ -247,6 +248,13 @@ def translated(
     if _is_status(text, "507") or "QuotaExceeded" in text or "XMinioStorageFull" in text:
         return StoreFullError(
             f"there is no room left in {place}", remedy="free some space there, then try again"
+        ), False
+    if isinstance(error, InvalidPathError):
+        found = _PATH.search(text)
+        return StoreUnavailableError(
+            f"{place} cannot be listed: the name of an object in it has a part that is empty, . or"
+            f" .., or a control character: {found[1][:200] if found else 'it is not known which'}",
+            remedy="rename it: aws s3 mv 's3://BUCKET/OLD' 's3://BUCKET/NEW'",
         ), False
     if isinstance(error, FileNotFoundError):
         return StoreUnavailableError(
