@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
+from ergon_framework.connector import from_url
 from ergon_framework.connector.sqs import SqsConnector
 from ergon_framework.connector.sqs.wire import incoming
 from ergon_framework.errors import ChannelLostError, ConfigurationError, PayloadError
@@ -21,7 +22,7 @@ from tests import fork_server
 from tests.campaign.parameter_sample import sampled
 from tests.connectors.recorded_results import check_recorded
 from tests.connectors.sqs.sqs_queue import connect, dead_letters, ids, numbered, take
-from tests.servers.s3 import REGION
+from tests.servers.s3 import KEYS, REGION
 from tests.servers.sqs import SqsServer
 from tests.waiting import until
 
@@ -296,3 +297,59 @@ def test_what_cannot_work_is_refused_at_once(url: str, options: dict[str, Any], 
     with pytest.raises(ConfigurationError, match=told) as caught:
         SqsConnector(url, **options)
     assert "secret" not in str(caught.value)
+
+
+def test_dead_letters_keep_the_types_of_attributes(sqs: SqsServer) -> None:
+    """Bytes and numbers of another program come to the dead letters as they are."""
+    queue = sqs.new_queue()
+    url = sqs.client.get_queue_url(QueueName=queue)["QueueUrl"]
+    given = {
+        "raw": {"DataType": "Binary", "BinaryValue": b"\xff\x00"},
+        "count": {"DataType": "Number.int", "StringValue": "7"},
+    }
+    sqs.client.send_message(QueueUrl=url, MessageBody="{}", MessageAttributes=given)
+    with connect(sqs, queue) as connector:
+        (held,) = take(connector, 1)
+        connector.nack(held, ValueError("no"))
+    (letter,) = sqs.read(f"{queue}-dlq")
+    kept = letter["MessageAttributes"]
+    assert {name: kept[name] for name in given} == given
+
+
+def test_a_dead_letter_queue_that_is_missing_is_named(sqs: SqsServer) -> None:
+    """Not the queue that is there."""
+    with (
+        connect(sqs, sqs.new_queue(), dead_letter_queue="gone") as connector,
+        pytest.raises(ConfigurationError, match="its dead-letter queue gone: SQS answers"),
+    ):
+        connector.fetch_transactions(1)
+
+
+@pytest.mark.parametrize(
+    ("variables", "url", "remedy"),
+    [
+        ({}, f"sqs://{REGION}/orders", "set AWS_ACCESS_KEY_ID"),
+        ({"AWS_PROFILE": "nonesuch"}, f"sqs://{REGION}/orders", "correct AWS_PROFILE"),
+        (KEYS, "sqs://eu_central/orders", "write sqs://eu-central-1/orders"),
+        (KEYS, f"sqs://{REGION}/orders?endpoint=localhost:4566", "http://localhost:4566"),
+    ],
+)
+def test_what_waiting_does_not_mend_is_told_at_once(
+    sqs: SqsServer,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    variables: dict[str, str],
+    url: str,
+    remedy: str,
+) -> None:
+    """A fetch without credentials, or with a region that is none, ends, and says what to do."""
+    for name in KEYS:
+        monkeypatch.delenv(name)
+    nowhere = str(tmp_path / "none")
+    more = {"AWS_SHARED_CREDENTIALS_FILE": nowhere, "AWS_CONFIG_FILE": nowhere}
+    for name, value in {**variables, **more, "AWS_EC2_METADATA_DISABLED": "true"}.items():
+        monkeypatch.setenv(name, value)
+    given = url if "endpoint" in url else f"{url}?endpoint={sqs.endpoint}"
+    with from_url(given) as connector, pytest.raises(ConfigurationError) as caught:
+        connector.fetch_transactions(1)
+    assert remedy in caught.value.remedy

@@ -45,6 +45,7 @@ from ergon_framework.connector.sqs.queue import (
 )
 from ergon_framework.connector.sqs.wire import (
     MAX_BATCH_BYTES,
+    as_received,
     incoming,
     outgoing,
     plain_id,
@@ -59,6 +60,7 @@ from ergon_framework.telemetry.tracing import dispatching
 
 logger = logging.getLogger("ergon.connector")
 EXAMPLE = "sqs://eu-central-1/orders"
+CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 LONGEST_WAIT = 20
 FIFO = ".fifo"
 HEADROOM = 4096
@@ -118,6 +120,7 @@ class SqsConnector(ThreadedConsuming):
         self._account, _, self.queue = place.path.rpartition("/")
         self._title = f"sqs://{place.host}/{place.path}"
         self._endpoint, self._ca = endpoint, ca
+        self._was_reached = False
         self._visibility = _whole("visibility", visibility, 1, MAX_VISIBILITY)
         self._wait = _whole("wait", wait, 0, LONGEST_WAIT)
         self.waits_for_work = self._wait > 0
@@ -302,27 +305,52 @@ class SqsConnector(ThreadedConsuming):
             # core decides.
             retries={"mode": "standard", "total_max_attempts": 2},
         )
-        client = boto3.session.Session(botocore_session=_session()).client(
-            "sqs",
-            region_name=self._region,
-            endpoint_url=self._endpoint,
-            verify=self._ca,
-            config=config,
-        )
-        try:
+        with self._settings_told():
+            client = boto3.session.Session(botocore_session=_session()).client(
+                "sqs",
+                region_name=self._region,
+                endpoint_url=self._endpoint,
+                verify=self._ca,
+                config=config,
+            )
             return self._found(client)
-        except client.exceptions.ClientError as error:
+
+    @contextmanager
+    def _settings_told(self) -> Iterator[None]:
+        """Let what only an operator can change end the run, and not be waited for."""
+        errors = import_client("botocore.exceptions", extra="sqs", connector="sqs")
+        try:
+            yield
+        except errors.ClientError as error:
             raise _explained(self._title, error) from error
+        except (errors.NoCredentialsError, errors.PartialCredentialsError) as error:
+            if self._was_reached:  # a role's credentials come from a server, which may be away
+                raise
+            raise ConfigurationError(
+                f"{self._title}: {describe(error)}", remedy=CREDENTIALS
+            ) from error
+        except errors.ProfileNotFound as error:
+            raise ConfigurationError(
+                f"{self._title}: {describe(error)}", remedy="correct AWS_PROFILE, or unset it"
+            ) from error
+        except (errors.InvalidRegionError, ValueError) as error:
+            raise ConfigurationError(
+                f"{self._title}: {describe(error)}",
+                remedy=f"write {EXAMPLE}, with an endpoint such as http://localhost:4566",
+            ) from error
 
     def _found(self, client: Any) -> SqsQueue:
-        account = {"QueueOwnerAWSAccountId": self._account} if self._account else {}
-        url = client.get_queue_url(QueueName=self.queue, **account)["QueueUrl"]
-        dead = self._dead_letter_queue
+        url = _url_of(client, self.queue, self._account)
         found = client.get_queue_attributes(QueueUrl=url, AttributeNames=["RedrivePolicy"])
         policy = json.loads(found.get("Attributes", {}).get("RedrivePolicy", "{}"))
+        account, dead = self._account, self._dead_letter_queue
         if dead is None and "deadLetterTargetArn" in policy:
-            dead = policy["deadLetterTargetArn"].rpartition(":")[2]
-        dead_url = None if dead is None else client.get_queue_url(QueueName=dead)["QueueUrl"]
+            account, dead = policy["deadLetterTargetArn"].split(":")[-2:]
+        try:
+            dead_url = None if dead is None else _url_of(client, dead, account)
+        except client.exceptions.ClientError as error:
+            raise _explained(f"{self._title}: its dead-letter queue {dead}", error) from error
+        self._was_reached = True
         receives = policy.get("maxReceiveCount")
         return SqsQueue(client, url, dead_url, None if receives is None else int(receives))
 
@@ -497,7 +525,7 @@ class SqsConnector(ThreadedConsuming):
             body, headers = incoming(held.raw)
         except MalformedMessageError:
             body, headers = held.raw["Body"].encode(), {}
-        entry = outgoing(body, with_reason(headers, reason))
+        entry = as_received(outgoing(body, with_reason(headers, reason)), held.raw)
         if queue.dead_letters.endswith(FIFO):
             entry |= {
                 "MessageGroupId": held.group or held.identity,
@@ -533,6 +561,13 @@ _MISTAKES = (
     "SignatureDoesNotMatch",
     "UnrecognizedClientException",
 )
+
+
+def _url_of(client: Any, queue: str, account: str) -> str:
+    """The address of a queue; an empty account is that of the credentials."""
+    owner = {"QueueOwnerAWSAccountId": account} if account else {}
+    found: str = client.get_queue_url(QueueName=queue, **owner)["QueueUrl"]
+    return found
 
 
 def _explained(title: str, error: Any) -> Exception:

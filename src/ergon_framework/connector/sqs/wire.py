@@ -24,6 +24,7 @@ PACKED = "ergon-headers"
 """The attribute in which headers are that have no attribute of their own, as JSON."""
 ENCODING = "ergon-body"
 _BASE64 = "base64"
+_PARTS = ("DataType", "StringValue", "BinaryValue")
 _TEXT = re.compile("[\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]+")
 _ID = re.compile(r"[!-~]{1,128}")
 
@@ -53,13 +54,29 @@ def incoming(message: Mapping[str, Any]) -> tuple[bytes, dict[str, str]]:
         raise MalformedMessageError(f"its attributes cannot be read: {error}") from error
 
 
+def as_received(entry: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry with attributes of other programs as they were received: bytes, and numbers."""
+    given = raw.get("MessageAttributes", {})
+    kept = {
+        name: {part: given[name][part] for part in _PARTS if part in given[name]}
+        if name in given and name.lower() not in OWN and name not in (PACKED, ENCODING)
+        else value
+        for name, value in entry["MessageAttributes"].items()
+    }
+    return {**entry, "MessageAttributes": kept}
+
+
 def size_of(entry: Mapping[str, Any]) -> int:
     """Bytes of a message as SQS counts them: body, and names, types and values of attributes."""
     attributes = sum(
-        len(name) + len(value["DataType"]) + len(value["StringValue"].encode())
+        len(name) + len(value["DataType"]) + _length(value)
         for name, value in entry["MessageAttributes"].items()
     )
     return len(entry["MessageBody"].encode()) + attributes
+
+
+def _length(value: Mapping[str, Any]) -> int:
+    return len(value["BinaryValue"] if "BinaryValue" in value else value["StringValue"].encode())
 
 
 def plain_id(text: str) -> str:
