@@ -16,6 +16,7 @@ PACKAGES = [
     "ergon_framework.jobs",
     "ergon_framework.providers",
     "ergon_framework.task",
+    "ergon_framework.telemetry",
     "ergon_framework.testing",
 ]
 

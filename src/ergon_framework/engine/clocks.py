@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar, Token
+from typing import TYPE_CHECKING
 
 from ergon_framework.ports.clock import Clock
+
+if TYPE_CHECKING:
+    import asyncio
 
 MAX_SLEEP = 1.0
 """Seconds the main thread sleeps at most in one go.
@@ -64,6 +67,8 @@ class AsyncSignal:
     """The asyncio twin of :class:`ThreadSignal`; it follows the time of the running loop."""
 
     def __init__(self) -> None:
+        import asyncio  # late, as below: clients of threads need none of it, and it is large
+
         self._loop = asyncio.get_running_loop()
         self._sleepers: deque[asyncio.Future[None]] = deque()
 
@@ -120,11 +125,15 @@ def sleep_until(clock: Clock, until: float) -> None:
 
 async def asleep_until(clock: Clock, until: float) -> None:
     """Let this task wait for an instant of ``clock``."""
+    import asyncio
+
     await asyncio.sleep(max(0.0, until - clock.now()))
 
 
 async def pause() -> None:
     """Let the other tasks of the event loop run once."""
+    import asyncio
+
     await asyncio.sleep(0)
 
 

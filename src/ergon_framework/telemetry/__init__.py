@@ -16,11 +16,36 @@ recorded.
 
 from __future__ import annotations
 
-from ergon_framework.telemetry.logs import JsonFormatter, install_log_context, uninstall_log_context
-from ergon_framework.telemetry.notices import Listener, add_listener, remove_listener
-from ergon_framework.telemetry.propagation import extract, inject, outgoing_metadata
-from ergon_framework.telemetry.settings import TelemetrySettings
-from ergon_framework.telemetry.sink import configure, is_tracing, make_sink
+from typing import TYPE_CHECKING
+
+from ergon_framework.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from ergon_framework.telemetry.logs import (
+        JsonFormatter,
+        install_log_context,
+        uninstall_log_context,
+    )
+    from ergon_framework.telemetry.notices import Listener, add_listener, remove_listener
+    from ergon_framework.telemetry.propagation import extract, inject, outgoing_metadata
+    from ergon_framework.telemetry.settings import TelemetrySettings
+    from ergon_framework.telemetry.sink import configure, is_tracing, make_sink
+
+_HOMES = {
+    "JsonFormatter": "telemetry.logs",
+    "Listener": "telemetry.notices",
+    "TelemetrySettings": "telemetry.settings",
+    "add_listener": "telemetry.notices",
+    "configure": "telemetry.sink",
+    "extract": "telemetry.propagation",
+    "inject": "telemetry.propagation",
+    "install_log_context": "telemetry.logs",
+    "is_tracing": "telemetry.sink",
+    "make_sink": "telemetry.sink",
+    "outgoing_metadata": "telemetry.propagation",
+    "remove_listener": "telemetry.notices",
+    "uninstall_log_context": "telemetry.logs",
+}
 
 __all__ = [
     "JsonFormatter",
@@ -37,3 +62,6 @@ __all__ = [
     "remove_listener",
     "uninstall_log_context",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(__name__, _HOMES)
