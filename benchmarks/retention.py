@@ -16,16 +16,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sqlite3
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
-from harness import temporary_folder
-from jobs_parts.servers import Servers
+from jobs_parts.filled_store import database, without_indexes
 
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import Succeeded
@@ -57,11 +55,14 @@ def main() -> int:
     parser.add_argument("--sizes", default="100000,1000000", help="how many jobs are kept")
     parser.add_argument("--store", choices=["postgresql", "sqlite"], default="postgresql")
     arguments = parser.parse_args()
-    with _database(arguments.store) as (url, execute), closing(open_store(url)) as store:
+    with (
+        database(arguments.store, "retention-bench-") as (url, execute),
+        closing(open_store(url)) as store,
+    ):
         kept = 0
         for size in sorted(int(each) for each in arguments.sizes.split(",")):
             began = time.monotonic()
-            with _without_indexes(execute, arguments.store):
+            with without_indexes(execute, arguments.store):
                 _fill(execute, arguments.store, kept, size - kept, time.time() + 86_400.0)
                 kept = size
                 _fill(execute, arguments.store, 10**9 * (1 + size), 2 * ROUNDS * BATCH, 0.0)
@@ -157,50 +158,6 @@ def _fill(
         f" WHERE n < {number}) SELECT n FROM s)"
     )
     execute(f"INSERT INTO ergon_jobs ({_FIELDS}) SELECT {values} FROM {source}")  # noqa: S608
-
-
-@contextmanager
-def _without_indexes(execute: Callable[[str], Any], kind: str) -> Iterator[None]:
-    """Drop the indexes of the jobs, and make them anew at the end: that takes less time."""
-    if kind == "postgresql":
-        wanted = """
-            SELECT i.indexrelid::regclass::text, pg_get_indexdef(i.indexrelid) FROM pg_index AS i
-            WHERE i.indrelid = 'ergon_jobs'::regclass AND NOT i.indisprimary
-        """
-    else:
-        wanted = """
-            SELECT name, sql FROM sqlite_master
-            WHERE tbl_name = 'ergon_jobs' AND type = 'index' AND sql IS NOT NULL
-        """
-    indexes = execute(wanted).fetchall()
-    for name, _ in indexes:
-        execute(f"DROP INDEX {name}")
-    yield
-    for _, statement in indexes:
-        execute(statement)
-
-
-@contextmanager
-def _database(kind: str) -> Iterator[tuple[str, Callable[[str], Any]]]:
-    with temporary_folder("retention-bench-", None) as folder:
-        if kind == "sqlite":
-            url = f"sqlite:///{folder / 'jobs.db'}"
-            open_store(url).close()
-            with closing(sqlite3.connect(folder / "jobs.db", isolation_level=None)) as connection:
-                yield url, connection.execute
-            return
-        import psycopg
-
-        folder.chmod(0o711)  # PostgreSQL does not run as root, and has to get to its part of it
-        servers = Servers(folder)
-        try:
-            url = servers.url("postgres")
-            open_store(url).close()
-            with psycopg.connect(url, autocommit=True) as connection:
-                connection.execute("SET maintenance_work_mem = '512MB'")
-                yield url, lambda text: connection.execute(text.encode())
-        finally:
-            servers.stop()
 
 
 if __name__ == "__main__":

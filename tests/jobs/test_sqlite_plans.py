@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.core.job import JobStatus
+from ergon_framework.core.job import CancelRequested, JobStatus
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore, admin, queue_counts
 from ergon_framework.jobs.stores.sqlite.rows import SQL
+from ergon_framework.jobs.stores.unreadable import UnreadableLog
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.storage.sql_files import load
+from ergon_framework.testing.suites.drivers import HandClock
+from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject
 
 FILES = ("jobs.sql", "transitions.sql", "claim.sql", "admin.sql", "schedules.sql", "flows.sql")
-PIECES = {"jobs", "number", "in_all", "in_ids", "in_running", "in_retrying", "in_dead"}
+PIECES = {"jobs", "number", "in_all", "in_ids", "in_seqs", "in_running", "in_retrying", "in_dead"}
 PIECES |= {"matching", "newest_first", "newest_tagged_first", "in_flow", "in_tag"}
 
 # What may look at a whole table or index, and why that is fine.
@@ -137,6 +140,7 @@ def look_cost(connection: sqlite3.Connection) -> int:
         names = queue_counts.queue_names(cursor, 0.0, prefix="", after="", limit=20, is_due=False)
         found = queue_counts.look_at_queues(cursor, names, 0.0, most=100, sample=100)
         queue_counts.count_by_status(cursor, most=100)
+        queue_counts.numbers_in_queue(cursor, names[7], frozenset(JobStatus), 1_000)
         connection.set_progress_handler(None, 0)
     assert len(found) == 20
     return steps
@@ -160,6 +164,30 @@ def test_looks_at_queues_do_not_grow_with_jobs(connection: sqlite3.Connection) -
     few = look_cost(connection)
     fill(range(2_000, 22_000))
     assert look_cost(connection) < 2 * few + 2
+
+
+@pytest.mark.parametrize("most", [1, 99])
+def test_a_search_of_one_queue_finds_what_is_there(tmp_path: Path, most: int) -> None:
+    """The newest first, page by page, whether its jobs are listed before or are too many."""
+    with closing(SqliteJobStore(tmp_path / "jobs.db", clock=HandClock())) as store:
+        s = JobStoreSubject(store, HandClock(), None, 1.0)
+        s.put("other", queue="other")
+        for n in range(3):
+            s.put(f"done{n}", queue="q", priority=9)
+            s.put(f"due{n}", f"gone{n}", queue="q")
+            s.put(f"later{n}", queue="q", delay=60.0)
+            s.must(s.take(f"done{n}", queues=("q",)), SUCCEEDED)
+            s.must(s.get(f"gone{n}"), CancelRequested())
+        for statuses in ((), (JobStatus.PENDING,), (JobStatus.COMPLETED, JobStatus.CANCELLED)):
+            wanted = [job.id for job in store.search(Search(statuses=statuses)) if job.queue == "q"]
+            read, search = store.transactions.read, Search(queue="q", statuses=statuses)
+            found = admin.search_jobs(read, search, None, UnreadableLog(), most_listed=most)
+            assert [job.id for job in found] == wanted
+            below = store.find(wanted[0])
+            assert below is not None
+            search = Search(queue="q", statuses=statuses, below=below.key)
+            found = admin.search_jobs(read, search, 2, UnreadableLog(), most_listed=most)
+            assert [job.id for job in found] == wanted[1:3]
 
 
 @pytest.mark.req("JOBS:store")

@@ -384,7 +384,7 @@ class StatusCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 MOST_COUNTED = 10_000
 """Jobs of one state that are counted in a queue, unless the caller says otherwise."""
-MOST_SAMPLED = 20_000
+MOST_SAMPLED = 10_000
 """Jobs that wait for their time, a limit key or other steps, of each kind, that are looked at to
 count those of some queues: they stand in no order of queues.
 """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ergon_framework.jobs.stores.unreadable import SkippedRows
@@ -21,6 +22,12 @@ class JobRowPage(NamedTuple):
     size: int
     last: int  # the number of the last row
 
+
+MOST_LISTED = 10_000
+"""Jobs in each way to wait, to run or to end that are listed before a search of one queue.
+
+Where there are more, a page of them is soon found from the newest job of the store on.
+"""
 
 ReadPage = Callable[[int, int], JobRowPage]
 """Reads at most so many rows (the first number) below a row (the second), the newest first."""
@@ -50,3 +57,24 @@ def jobs_in_pages(
             return
         left -= len(page.jobs)
         last = page.last
+
+
+def page_among(
+    numbers: Sequence[int], read: Callable[[Sequence[int], int], JobRowPage], size: int, below: int
+) -> JobRowPage:
+    """A page of the rows with these numbers, the highest first; ``read`` finds those that match.
+
+    It is called with some of the numbers and how many rows are wanted.
+    """
+    found = JobRowPage([], [], 0, 0)
+    first = bisect_left(numbers, -below + 1, key=lambda number: -number)
+    while first < len(numbers) and found.size < size:
+        page = read(numbers[first : first + PAGE_SIZE], size - found.size)
+        found = JobRowPage(
+            found.jobs + page.jobs,
+            found.odd + page.odd,
+            found.size + page.size,
+            page.last or found.last,
+        )
+        first += PAGE_SIZE
+    return found

@@ -185,12 +185,15 @@ def queues_document(
     """A page of queues whose names begin so, and how many these are."""
     with source.opened() as client:
         store = client.store
-        names = store.queue_names(prefix=prefix, limit=MOST_NAMED + 1)
+        number = look.seen.number or 0, look.seen.are_more
+        if prefix:
+            names = store.queue_names(prefix=prefix, limit=MOST_NAMED + 1)
+            number = min(len(names), MOST_NAMED), len(names) > MOST_NAMED
         found, following = queues_page(client, prefix, after, limit)
         rows = shown_queues(store, found, store.workers(), store.now())
     return {
         **page(queue_rows(look, rows), None if following is None else cursor_text(following)),
-        "number": min(len(names), MOST_NAMED),
-        "are_more": len(names) > MOST_NAMED,
+        "number": number[0],
+        "are_more": number[1],
         "following": following,
     }

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ergon_framework.core.claim import QueueLimits
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import listed, named_in, options_text, text_of
 from ergon_framework.jobs.stores.erasure import erased
-from ergon_framework.jobs.stores.pages import ABOVE_ALL, PAGE_SIZE, JobRowPage, jobs_in_pages
+from ergon_framework.jobs.stores.pages import (
+    ABOVE_ALL,
+    PAGE_SIZE,
+    JobRowPage,
+    jobs_in_pages,
+    page_among,
+)
+from ergon_framework.jobs.stores.postgres.queue_counts import numbers_in_queue
 from ergon_framework.jobs.stores.postgres.rows import page_of
 from ergon_framework.jobs.stores.postgres.settle import SettleBatch, blocked_keys, try_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts, writable
@@ -19,8 +27,15 @@ from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER, expi
 from ergon_framework.jobs.stores.unreadable import SkippedRows
 from ergon_framework.ports.jobstore import Job, Named, Queue, Search, Settlement
 
-Read = Callable[[Callable[[PostgresTx], JobRowPage]], JobRowPage]
-"""Runs something on what was committed last."""
+
+class Read(Protocol):
+    """Runs something on what was committed last."""
+
+    def __call__(self, work: Callable[[PostgresTx], T], /) -> T:
+        """What it answers."""
+
+
+T = TypeVar("T")
 
 MAX_SORTED = 10_000
 """As many jobs as are sorted for a page."""
@@ -61,12 +76,26 @@ def search_jobs(
 ) -> Iterator[Job]:
     """Matching jobs, the newest first; see :func:`jobs_in_pages`."""
     statement, values = statement_of(wanted), values_of(wanted, max_sorted)
+    if wanted.queue is not None and not (wanted.ids or wanted.flow is not None or wanted.labels):
+        queue, statuses = wanted.queue, frozenset(wanted.statuses or JobStatus)
+        listed_seqs = read(lambda tx: numbers_in_queue(tx, queue, statuses, max_sorted))
+        if listed_seqs is not None:
+            where = _where(wanted, "in_seqs")
+            few = b" ".join([_SQL["jobs"], *where, _SQL["newest_first"]])
+
+            def some(seqs: Sequence[int], size: int) -> JobRowPage:
+                place = {"seqs": numbers(seqs), "limit": size}
+                return read(lambda tx: page_of(tx.execute(few, values | place)))
+
+            among = partial(page_among, listed_seqs, some)
+            yield from jobs_in_pages(among, wanted.below, limit, log, page_size=page_size)
+            return
 
     def page(size: int, below: int) -> JobRowPage:
         place = {"limit": size, "below": below}
         return read(lambda tx: page_of(tx.execute(statement, values | place)))
 
-    return jobs_in_pages(page, wanted.below, limit, log, page_size=page_size)
+    yield from jobs_in_pages(page, wanted.below, limit, log, page_size=page_size)
 
 
 def statement_of(wanted: Search) -> bytes:
@@ -130,7 +159,7 @@ def _where(wanted: Search, place: str) -> list[bytes]:
     filters = ["queue", "handler", "before", "since", "until", "code", "error", "is_released"]
     if place != "in_flow":
         filters.append("flow")
-    if place in ("in_all", "in_ids", "in_flow", "in_tag"):
+    if place in ("in_all", "in_ids", "in_seqs", "in_flow", "in_tag"):
         filters.append("statuses")
     found = [each for each in filters if _is_set(getattr(wanted, each))]
     if _other_labels(wanted):

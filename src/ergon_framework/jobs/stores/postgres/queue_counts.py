@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from ergon_framework.core.claim import QueueLimits
+from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.bounded_counts import (
     MOST_PRIORITIES,
     BoundedCounts,
@@ -71,3 +73,34 @@ def count_by_status(tx: PostgresTx, *, most: int) -> StatusCounts:
         most=most,
         cut=["completed"] if ended == bound else [],
     )
+
+
+def numbers_in_queue(
+    tx: PostgresTx, queue: str, statuses: AbstractSet[JobStatus], most: int
+) -> list[int] | None:
+    """The rows of a queue in some states, the newest first; None where there are more than that.
+
+    ``most`` is of those that have ended in one way, run, or wait in one way: of the latter in the
+    whole store where no index has them by queue.
+    """
+    most += 1
+    values = {"queue": writable(queue), "most": most}
+    asked = [
+        tx.execute(_SQL["listed_ended"], values | {"status": status.value})
+        for status in (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED)
+        if status in statuses
+    ]
+    if JobStatus.ACTIVE in statuses:
+        asked.append(tx.execute(_SQL["listed_running"], values))
+    waiting = None
+    if not statuses.isdisjoint({JobStatus.PENDING, JobStatus.RETRYING}):
+        asked.append(tx.execute(_SQL["listed_due"], values))
+        waiting = tx.execute(_SQL["listed_waiting"], values)
+    lists = [[seq for (seq,) in each.fetchall()] for each in asked]
+    for seqs, number in () if waiting is None else waiting.fetchall():
+        if number == most:
+            return None
+        lists.append(seqs or [])
+    if any(len(each) == most for each in lists):
+        return None
+    return sorted({seq for each in lists for seq in each}, reverse=True)

@@ -13,6 +13,9 @@ FROM ergon_jobs WHERE seq < :below
 FROM ergon_jobs INDEXED BY ergon_jobs_id
 WHERE id IN (SELECT value FROM json_each(:ids)) AND seq < :below
 
+-- in_seqs: look at rows by their numbers
+FROM ergon_jobs WHERE seq IN (SELECT value FROM json_each(:seqs))
+
 -- in_flow: look at the steps of one flow
 FROM ergon_jobs INDEXED BY ergon_jobs_flow
 WHERE flow_id IS NOT NULL AND flow_id = :flow AND seq < :below

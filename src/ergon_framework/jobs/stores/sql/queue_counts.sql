@@ -49,6 +49,31 @@ SELECT name FROM found WHERE name IS NOT NULL;
 -- names_set: queues with settings
 SELECT name FROM ergon_queues WHERE name {from} ?1 ORDER BY name LIMIT ?2;
 
+-- names_later: queues of so many jobs that wait for their time
+SELECT DISTINCT queue FROM (SELECT queue FROM ergon_jobs WHERE stage = 3 LIMIT ?2)
+WHERE queue {from} ?1;
+
+-- names_late: queues of so many jobs whose time came and that nobody has asked for since
+SELECT DISTINCT queue FROM (
+    SELECT queue FROM ergon_jobs WHERE stage = 3 AND run_at <= ?3 LIMIT ?2
+) WHERE queue {from} ?1;
+
+-- names_blocked: queues of so many jobs that wait for their limit key
+SELECT DISTINCT queue FROM (SELECT queue FROM ergon_jobs WHERE stage = 4 LIMIT ?2)
+WHERE queue {from} ?1;
+
+-- names_joining: queues of so many steps that wait for others
+SELECT DISTINCT queue FROM (
+    SELECT queue FROM ergon_jobs INDEXED BY ergon_jobs_join
+    WHERE join_id IS NOT NULL AND stage = 5 LIMIT ?2
+) WHERE queue {from} ?1;
+
+-- names_signalling: queues of so many steps that wait for signals
+SELECT DISTINCT queue FROM (
+    SELECT queue FROM ergon_jobs INDEXED BY ergon_jobs_signal
+    WHERE signal IS NOT NULL AND stage = 6 LIMIT ?2
+) WHERE queue {from} ?1;
+
 -- told_apart: of one queue, the jobs whose state an index of queues has
 SELECT
     (SELECT count(*) FROM (
@@ -165,4 +190,35 @@ SELECT count(*) FROM (
 SELECT count(*) FROM (
     SELECT 1 FROM ergon_jobs INDEXED BY ergon_jobs_retrying
     WHERE stage > 1 AND status = 'retrying' LIMIT ?
+);
+
+-- listed_ended: those of one queue that have ended in some way
+SELECT seq FROM ergon_jobs WHERE stage = 0 AND queue = ? AND status = ? LIMIT ?;
+
+-- listed_running: those of one queue that run
+SELECT seq FROM ergon_jobs WHERE stage = 1 AND queue = ? LIMIT ?;
+
+-- listed_due: those of one executor and queue that are due
+SELECT seq FROM ergon_jobs WHERE stage = 2 AND executor = ? AND queue = ? LIMIT ?;
+
+-- listed_later: of so many that wait for their time, those of one queue; how many there were
+SELECT json_group_array(seq) FILTER (WHERE queue = ?), count(*) FROM (
+    SELECT seq, queue FROM ergon_jobs WHERE stage = 3 LIMIT ?
+);
+
+-- listed_blocked: the same of those that wait for their limit key
+SELECT json_group_array(seq) FILTER (WHERE queue = ?), count(*) FROM (
+    SELECT seq, queue FROM ergon_jobs WHERE stage = 4 LIMIT ?
+);
+
+-- listed_joining: the same of steps that wait for others
+SELECT json_group_array(seq) FILTER (WHERE queue = ?), count(*) FROM (
+    SELECT seq, queue FROM ergon_jobs INDEXED BY ergon_jobs_join
+    WHERE join_id IS NOT NULL AND stage = 5 LIMIT ?
+);
+
+-- listed_signalling: the same of steps that wait for signals
+SELECT json_group_array(seq) FILTER (WHERE queue = ?), count(*) FROM (
+    SELECT seq, queue FROM ergon_jobs INDEXED BY ergon_jobs_signal
+    WHERE signal IS NOT NULL AND stage = 6 LIMIT ?
 );

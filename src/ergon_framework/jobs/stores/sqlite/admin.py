@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from ergon_framework.core.claim import limits_from
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import listed, named_in, options_text, text_of
 from ergon_framework.jobs.stores.erasure import erased
-from ergon_framework.jobs.stores.pages import ABOVE_ALL, JobRowPage, jobs_in_pages
+from ergon_framework.jobs.stores.pages import (
+    ABOVE_ALL,
+    MOST_LISTED,
+    JobRowPage,
+    jobs_in_pages,
+    page_among,
+)
 from ergon_framework.jobs.stores.sqlite.flow_tables import purge_flows
+from ergon_framework.jobs.stores.sqlite.queue_counts import numbers_in_queue
 from ergon_framework.jobs.stores.sqlite.rows import SQL, lossy_if_misread, page_of
 from ergon_framework.jobs.stores.sqlite.transitions import SqliteTransitions
 from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER
@@ -19,9 +27,15 @@ from ergon_framework.jobs.stores.unreadable import UNREADABLE, SkippedRows
 from ergon_framework.ports.jobstore import Job, Named, PruneResult, Queue, Search
 from ergon_framework.storage.sql_files import load
 
-Read = Callable[[Callable[[sqlite3.Cursor], JobRowPage]], JobRowPage]
-"""Runs something on what was committed last."""
 
+class Read(Protocol):
+    """Runs something on what was committed last."""
+
+    def __call__(self, work: Callable[[sqlite3.Cursor], T], /) -> T:
+        """What it answers."""
+
+
+T = TypeVar("T")
 _PLACES = {
     JobStatus.ACTIVE: "in_running",
     JobStatus.RETRYING: "in_retrying",
@@ -35,15 +49,34 @@ _COUNTS = (
 )
 
 
-def search_jobs(read: Read, wanted: Search, limit: int | None, log: SkippedRows) -> Iterator[Job]:
+def search_jobs(
+    read: Read,
+    wanted: Search,
+    limit: int | None,
+    log: SkippedRows,
+    *,
+    most_listed: int = MOST_LISTED,
+) -> Iterator[Job]:
     """Matching jobs, the newest first; see :func:`jobs_in_pages`."""
     statement, values = statement_of(wanted), _values(wanted)
+    if wanted.queue is not None and _place(wanted) not in ("in_ids", "in_flow", "in_tag"):
+        queue, statuses = wanted.queue, frozenset(wanted.statuses or JobStatus)
+        numbers = read(lambda cursor: numbers_in_queue(cursor, queue, statuses, most_listed))
+        if numbers is not None:
+            few = " ".join(_SQL[each] for each in ("jobs", "in_seqs", "matching", "newest_first"))
+
+            def some(seqs: Sequence[int], size: int) -> JobRowPage:
+                place = {"seqs": text_of(seqs), "limit": size}
+                return read(lambda cursor: page_of(cursor, few, values | place))
+
+            yield from jobs_in_pages(partial(page_among, numbers, some), wanted.below, limit, log)
+            return
 
     def page(size: int, below: int) -> JobRowPage:
         place = {"limit": size, "below": below}
         return read(lambda cursor: page_of(cursor, statement, values | place))
 
-    return jobs_in_pages(page, wanted.below, limit, log)
+    yield from jobs_in_pages(page, wanted.below, limit, log)
 
 
 def statement_of(wanted: Search) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 
 from ergon_framework.core.claim import QueueLimits, limits_from
+from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.bounded_counts import (
     MOST_PRIORITIES,
     BoundedCounts,
@@ -22,6 +25,7 @@ _SAMPLES = tuple(
     f"sample_{kind}" for kind in ("later", "blocked", "joining", "signalling", "retrying")
 )
 _WAITING = tuple(f"whole_{kind}" for kind in ("due", "later", "blocked", "joining", "signalling"))
+_LISTED = tuple(f"listed_{kind}" for kind in ("later", "blocked", "joining", "signalling"))
 _FROM = {
     name: {True: text.replace("{from}", ">"), False: text.replace("{from}", ">=")}
     for name, text in _SQL.items()
@@ -37,10 +41,12 @@ def queue_names(
     found = _due_names(cursor, place, limit)
     for source in () if is_due else ("names_running", "names_ended", "names_set"):
         found += _column(cursor, _FROM[source][place[1]], (place[0], limit))
-    for source in _SAMPLES[:-1]:  # those that are tried again are among the others
-        for _, name, _, oldest in cursor.execute(_SQL[source], (MOST_SAMPLED,)).fetchall():
-            if not is_due or (oldest is not None and oldest <= now):
-                found.append(name)
+    sampled: tuple[str, ...] = ("later", "blocked", "joining", "signalling")
+    if is_due:
+        found += _column(cursor, _FROM["names_late"][place[1]], (place[0], MOST_SAMPLED, now))
+        sampled = ("blocked",)
+    for kind in sampled:
+        found += _column(cursor, _FROM[f"names_{kind}"][place[1]], (place[0], MOST_SAMPLED))
     return next_names(found, prefix=prefix, after=after, limit=limit)
 
 
@@ -114,3 +120,38 @@ def count_by_status(cursor: sqlite3.Cursor, *, most: int) -> StatusCounts:
         most=most,
         cut=["completed"] if ended == bound else [],
     )
+
+
+def numbers_in_queue(
+    cursor: sqlite3.Cursor, queue: str, statuses: AbstractSet[JobStatus], most: int
+) -> list[int] | None:
+    """The rows of a queue in some states, the newest first; None where there are more than that.
+
+    ``most`` is of those that have ended in one way, run, or wait in one way: of the latter in the
+    whole store where no index has them by queue.
+    """
+    most += 1
+    lists = [
+        _seqs(cursor, "listed_ended", queue, status.value, most)
+        for status in (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED)
+        if status in statuses
+    ]
+    if JobStatus.ACTIVE in statuses:
+        lists.append(_seqs(cursor, "listed_running", queue, most))
+    if not statuses.isdisjoint({JobStatus.PENDING, JobStatus.RETRYING}):
+        lists += [
+            _seqs(cursor, "listed_due", executor, queue, most)
+            for executor in list(_due_executors(cursor))
+        ]
+        for each in _LISTED:
+            seqs, number = cursor.execute(_SQL[each], (queue, most)).fetchone()
+            if number == most:
+                return None
+            lists.append(json.loads(seqs))
+    if any(len(each) == most for each in lists):
+        return None
+    return sorted({seq for each in lists for seq in each}, reverse=True)
+
+
+def _seqs(cursor: sqlite3.Cursor, statement: str, *values: object) -> list[int]:
+    return [seq for (seq,) in cursor.execute(_SQL[statement], values).fetchall()]

@@ -9,6 +9,9 @@ FROM ergon_jobs WHERE true
 -- in_ids: look at some jobs
 FROM ergon_jobs WHERE id = ANY(%(ids)s::text[])
 
+-- in_seqs: look at rows by their numbers
+FROM ergon_jobs WHERE seq = ANY(%(seqs)s::bigint[])
+
 -- in_flow: look at the steps of one flow, as their index has them
 FROM ergon_jobs WHERE flow_id IS NOT NULL
     AND (flow_id, seq) < (%(flow)s, %(below)s) AND flow_id >= %(flow)s

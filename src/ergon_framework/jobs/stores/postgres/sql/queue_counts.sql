@@ -177,3 +177,36 @@ SELECT
 SELECT count(*) FILTER (WHERE status = 'completed'), count(*) FROM (
     SELECT status FROM ergon_jobs WHERE stage = 0 ORDER BY queue, status LIMIT %(bound)s
 ) AS s;
+
+-- listed_ended: those of one queue that have ended in some way
+SELECT seq FROM ergon_jobs WHERE stage = 0 AND queue = %(queue)s AND status = %(status)s
+ORDER BY purge_at LIMIT %(most)s;
+
+-- listed_running: those of one queue that run
+SELECT seq FROM ergon_jobs WHERE stage = 1 AND queue = %(queue)s
+ORDER BY lease_expires_at LIMIT %(most)s;
+
+-- listed_due: those of one queue that are due
+WITH RECURSIVE {due_executors}
+SELECT j.seq FROM executors AS e CROSS JOIN LATERAL (
+    SELECT seq FROM ergon_jobs
+    WHERE stage = 2 AND executor = e.executor AND queue = %(queue)s
+    ORDER BY priority DESC, run_at LIMIT %(most)s
+) AS j LIMIT %(most)s;
+
+-- listed_waiting: of so many that wait in each other way, those of one queue; how many there were
+SELECT array_agg(seq) FILTER (WHERE queue = %(queue)s), count(*) FROM (
+    SELECT seq, queue FROM ergon_jobs WHERE stage = 3 ORDER BY run_at LIMIT %(most)s
+) AS s
+UNION ALL
+SELECT array_agg(seq) FILTER (WHERE queue = %(queue)s), count(*) FROM (
+    SELECT seq, queue FROM ergon_jobs WHERE stage = 4 LIMIT %(most)s
+) AS s
+UNION ALL
+SELECT array_agg(seq) FILTER (WHERE queue = %(queue)s), count(*) FROM (
+    SELECT seq, queue FROM ergon_jobs WHERE stage = 5 LIMIT %(most)s
+) AS s
+UNION ALL
+SELECT array_agg(seq) FILTER (WHERE queue = %(queue)s), count(*) FROM (
+    SELECT seq, queue FROM ergon_jobs WHERE stage = 6 AND signal IS NOT NULL LIMIT %(most)s
+) AS s;
