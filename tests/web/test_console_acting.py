@@ -11,6 +11,7 @@ import pytest
 
 from ergon_framework.app.settings.sections import ServerSettings
 from ergon_framework.jobs import JobClient
+from ergon_framework.web.audit import AuditEntry, AuditLog, AuditSearch
 from ergon_framework.web.backends import backends_of
 from ergon_framework.web.routes import build_app, server_plan
 from ergon_framework.web.sessions import LIFETIME, MAX_FAILURES, MINUTE, Sessions
@@ -29,6 +30,7 @@ class Place:
     def __init__(self, folder: Path, tokens: FixedTokens | None = None) -> None:
         fill_jobs(folder, waiting=3, dead=2)
         self.url = f"sqlite:///{folder}/work.db"
+        self.audit = folder / "ergon-audit.db"
         self.now = 0.0
         self.sessions = Sessions(tokens, ["ada"], lambda: self.now)
         backends = backends_of(settings_in(folder))
@@ -44,6 +46,10 @@ class Place:
         client = self.client()
         send(client, "sign-in", token=token or self.sessions.invite())
         return client
+
+    def entries(self) -> list[AuditEntry]:
+        """What the audit log has, the newest first."""
+        return AuditLog(self.audit).find(AuditSearch(), 10)
 
     def statuses(self) -> dict[str, str]:
         """Where each job stands."""
@@ -295,3 +301,69 @@ def test_secrets_are_shown_nowhere(guarded: Place) -> None:
     assert session is not None
     assert ADA not in repr(session)
     assert session.form_secret not in repr(session)
+
+
+# ---- queues and schedules ------------------------------------------------------------------------
+
+
+def test_a_queue_is_paused_and_resumed(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """By an operator with a form of the session; the audit log tells of both."""
+    client = place.signed_in()
+    mine = secret(client, "/console/queues")
+    with caplog.at_level("INFO", "ergon.web.audit"):
+        answer = send(client, "pause", queue="mail", action="pause-queue", secret=mine)
+    assert str(answer.url).endswith("/console/queues?name=mail&did=pause-queue")
+    assert "The queue was paused" in answer.text
+    assert "local: pause-queue the queue 'mail'" in caplog.text
+    with JobClient(place.url) as jobs:
+        assert [each.is_paused for each in jobs.store.look_at_queues(["mail", "pics"])] == [
+            True,
+            False,
+        ]
+    answer = send(client, "pause", queue="mail", action="resume-queue", secret=mine)
+    assert "Resume<" not in answer.text
+    entries = place.entries()
+    assert [(each.action, each.detail, each.outcome) for each in entries] == [
+        ("resume-queue", "the queue 'mail'", "done"),
+        ("pause-queue", "the queue 'mail'", "done"),
+    ]
+
+
+def test_who_may_not_act_pauses_and_fires_nothing(place: Place) -> None:
+    """A stranger's form, and one of another session, change nothing; pages show them no button."""
+    stranger, client = place.client(), place.signed_in()
+    assert "pause-queue" not in stranger.get("/console/queues").text
+    assert "Enqueue its job now" not in stranger.get("/console/schedules").text
+    for who in (stranger, client):
+        for path, fields in (
+            ("pause", {"queue": "mail", "action": "pause-queue"}),
+            ("fire", {"schedule": "nightly"}),
+        ):
+            answer = send(who, path, {}, secret="x" * 20, **fields)
+            assert answer.status_code == 403
+    wrong = send(client, "pause", queue="mail", action="drop", secret=secret(client))
+    assert wrong.status_code == 422
+    assert "send pause-queue or resume-queue" in wrong.text
+    with JobClient(place.url) as jobs:
+        assert not jobs.store.look_at_queues(["mail"])[0].is_paused
+    assert len(place.statuses()) == 5
+
+
+def test_a_schedule_is_fired_now(place: Place) -> None:
+    """Its job is stored and shown, and the next fire stays; one that is not there is an error."""
+    client = place.signed_in()
+    mine = secret(client, "/console/schedules")
+    with JobClient(place.url) as jobs:
+        before = jobs.schedules.put("hourly", "tidy", every=3600.0).next_at
+    answer = send(client, "fire", schedule="hourly", secret=mine)
+    assert "The schedule enqueued this job" in answer.text
+    (job_id,) = place.statuses().keys() - {"w0", "w1", "w2", "d0", "d1"}
+    assert answer.url.path == f"/console/jobs/{job_id}"
+    with JobClient(place.url) as jobs:
+        assert jobs.schedules.get("hourly").next_at == before
+    missing = send(client, "fire", schedule="weekly", secret=mine)
+    assert missing.status_code == 404
+    assert [(each.action, each.outcome) for each in place.entries()] == [
+        ("fire-schedule", "refused"),
+        ("fire-schedule", "done"),
+    ]

@@ -112,7 +112,9 @@ class AuditLog:
             raise
         number = done if isinstance(done, int) and not isinstance(done, bool) else None
         self._end(entry, AuditOutcome.DONE, number, None)
-        jobs = f"the job {target!r}" if number is None else counted(number, "job")
+        jobs = counted(number or 0, "job")
+        if number is None:
+            jobs = f"the job {target!r}" if target else detail
         logger.info("%s: %s %s", actor, action, jobs)
         return done
 

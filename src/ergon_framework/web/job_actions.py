@@ -11,7 +11,9 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.change_requests import checked_reason
 from ergon_framework.jobs.client import EnqueuedJob, JobClient
 from ergon_framework.jobs.editing import JobEdit
+from ergon_framework.ports.job_fields import name
 from ergon_framework.ports.jobstore import Search
+from ergon_framework.telemetry.notices import emit
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.job_routes import JobsParams, search_for
 from ergon_framework.web.responses import InvalidParameterError
@@ -22,6 +24,8 @@ EDIT = "edit"
 """What the audit log calls sending a job back with other arguments."""
 LOOK = "look"
 """The same for looking at the arguments and the result of a job."""
+PAUSE, RESUME, FIRE = "pause-queue", "resume-queue", "fire-schedule"
+"""The same for what is done to a queue or a schedule."""
 T = TypeVar("T")
 
 
@@ -114,6 +118,24 @@ class JobActions:
             )
 
         return await self._recorded(actor, EDIT, job_id, checked_reason(edit.reason), change)
+
+    async def pause(self, queue: str, actor: str, *, is_paused: bool) -> None:
+        """Let no job of a queue be started, or let them be started again; what runs goes on."""
+
+        def change(client: JobClient) -> None:
+            client.store.set_queue(name("queue", queue), is_paused=is_paused)
+            emit("queue.paused" if is_paused else "queue.resumed", queue=queue)
+
+        action = PAUSE if is_paused else RESUME
+        await self._recorded(actor, action, "", f"the queue {queue!r}", change)
+
+    async def fire(self, schedule: str, actor: str) -> str:
+        """Enqueue the job of a schedule now, beside its fires; the id of the job."""
+
+        def change(client: JobClient) -> str:
+            return client.schedules.run(schedule).id
+
+        return await self._recorded(actor, FIRE, "", f"the schedule {schedule!r}", change)
 
     async def count(self, search: Search) -> int:
         """How many jobs there are of a search; nothing is changed."""

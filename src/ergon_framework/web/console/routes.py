@@ -62,8 +62,11 @@ from ergon_framework.web.console.work_pages import (
 from ergon_framework.web.job_actions import (
     ACTIONS,
     EDIT,
+    FIRE,
     LOOK,
     MOST_AT_ONCE,
+    PAUSE,
+    RESUME,
     Action,
     actions_for,
     actions_for_all,
@@ -71,6 +74,7 @@ from ergon_framework.web.job_actions import (
 from ergon_framework.web.middleware import CALLER, EVENTS, ROLE, SIGN_IN
 from ergon_framework.web.responses import (
     MAX_PAGE,
+    InvalidParameterError,
     NotAllowedError,
     ResourceNotFoundError,
     answer_of,
@@ -145,6 +149,8 @@ class Console:
                 "/sign-out": self._sign_out,
                 "/change": self._change,
                 "/edit/{job_id:path}": self._edit,
+                "/pause": self._pause,
+                "/fire": self._fire,
             }
             router.add_api_route(SIGN_IN, self._page(self._entry), response_model=None)
             for path, take in forms.items():
@@ -359,6 +365,23 @@ class Console:
         extra = {"action": action, "most": MOST_AT_ONCE}
         return View("changed.html", f"{action.title}: done", document, extra=extra)
 
+    async def _pause(self, request: Request) -> Response:
+        """Pause or resume a queue; either undoes the other, so that neither asks."""
+        form = await self._taker.form(request)
+        actor, wanted = self._taker.actor(request, form), form.get("action", "")
+        if wanted not in (PAUSE, RESUME):
+            raise InvalidParameterError("action", "is none of ours", f"send {PAUSE} or {RESUME}")
+        queue = form.get("queue", "")
+        await self._taker.actions.pause(queue, actor.name, is_paused=wanted == PAUSE)
+        return RedirectResponse(f"{_root(request)}/queues?name={quote(queue)}&did={wanted}", 303)
+
+    async def _fire(self, request: Request) -> Response:
+        """Enqueue the job of a schedule now, and show it."""
+        form = await self._taker.form(request)
+        actor = self._taker.actor(request, form)
+        job_id = await self._taker.actions.fire(form.get("schedule", ""), actor.name)
+        return RedirectResponse(f"{_root(request)}/jobs/{quote(job_id)}?did={FIRE}", 303)
+
     async def _audit(self, request: Request) -> View:
         """The audit log, for those who may read it: it tells of people."""
         if request.scope.get(ROLE) is not CallerRole.ADMIN:
@@ -371,7 +394,7 @@ class Console:
         question = partial(audit_document, self._pool.audit, search, limit)
         # Beside the loop, as a file that is locked makes one wait.
         found = await asyncio.to_thread(question)
-        known = (*ACTIONS, EDIT, LOOK)
+        known = (*ACTIONS, EDIT, LOOK, PAUSE, RESUME, FIRE)
         extra = {"known": known, "outcome_chip": outcome_chip, "following": None}
         if found["next_cursor"] is not None:
             url = request.url.include_query_params(cursor=found["next_cursor"])
@@ -426,6 +449,9 @@ class Console:
 
 
 _DID = {each.name: f"The job was {each.done}." for each in ACTIONS.values()}
+_DID[PAUSE] = "The queue was paused: what runs goes on, and nothing else is started."
+_DID[RESUME] = "The queue was resumed: its jobs are started again."
+_DID[FIRE] = "The schedule enqueued this job; its next fire stays where it was."
 _DID[EDIT] = "This job was stored in the place of the other one, which is cancelled."
 
 

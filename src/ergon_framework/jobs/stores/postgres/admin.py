@@ -28,7 +28,7 @@ from ergon_framework.jobs.stores.unreadable import SkippedRows
 from ergon_framework.ports.jobstore import Job, Named, Queue, Search, Settlement
 
 
-class Read(Protocol):
+class PostgresRead(Protocol):
     """Runs something on what was committed last."""
 
     def __call__(self, work: Callable[[PostgresTx], T], /) -> T:
@@ -66,7 +66,7 @@ _COUNTS = (
 
 
 def search_jobs(
-    read: Read,
+    read: PostgresRead,
     wanted: Search,
     limit: int | None,
     log: SkippedRows,

@@ -80,10 +80,10 @@ def numbers_in_queue(
 ) -> list[int] | None:
     """The rows of a queue in some states, the newest first; None where there are more than that.
 
-    ``most`` is of those that have ended in one way, run, or wait in one way: of the latter in the
-    whole store where no index has them by queue.
+    ``most`` is of those that have ended in one way, run or are due. Ten times as many may wait in
+    each other way, in the whole store: no index has them by queue.
     """
-    most += 1
+    most, pool = most + 1, 10 * most + 1
     values = {"queue": writable(queue), "most": most}
     asked = [
         tx.execute(_SQL["listed_ended"], values | {"status": status.value})
@@ -95,10 +95,10 @@ def numbers_in_queue(
     waiting = None
     if not statuses.isdisjoint({JobStatus.PENDING, JobStatus.RETRYING}):
         asked.append(tx.execute(_SQL["listed_due"], values))
-        waiting = tx.execute(_SQL["listed_waiting"], values)
+        waiting = tx.execute(_SQL["listed_waiting"], values | {"most": pool})
     lists = [[seq for (seq,) in each.fetchall()] for each in asked]
     for seqs, number in () if waiting is None else waiting.fetchall():
-        if number == most:
+        if number == pool:
             return None
         lists.append(seqs or [])
     if any(len(each) == most for each in lists):

@@ -28,7 +28,7 @@ from ergon_framework.ports.jobstore import Job, Named, PruneResult, Queue, Searc
 from ergon_framework.storage.sql_files import load
 
 
-class Read(Protocol):
+class SqliteRead(Protocol):
     """Runs something on what was committed last."""
 
     def __call__(self, work: Callable[[sqlite3.Cursor], T], /) -> T:
@@ -50,7 +50,7 @@ _COUNTS = (
 
 
 def search_jobs(
-    read: Read,
+    read: SqliteRead,
     wanted: Search,
     limit: int | None,
     log: SkippedRows,

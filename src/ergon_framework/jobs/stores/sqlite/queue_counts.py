@@ -127,10 +127,10 @@ def numbers_in_queue(
 ) -> list[int] | None:
     """The rows of a queue in some states, the newest first; None where there are more than that.
 
-    ``most`` is of those that have ended in one way, run, or wait in one way: of the latter in the
-    whole store where no index has them by queue.
+    ``most`` is of those that have ended in one way, run or are due. Ten times as many may wait in
+    each other way, in the whole store: no index has them by queue.
     """
-    most += 1
+    most, pool = most + 1, 10 * most + 1
     lists = [
         _seqs(cursor, "listed_ended", queue, status.value, most)
         for status in (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED)
@@ -144,8 +144,8 @@ def numbers_in_queue(
             for executor in list(_due_executors(cursor))
         ]
         for each in _LISTED:
-            seqs, number = cursor.execute(_SQL[each], (queue, most)).fetchone()
-            if number == most:
+            seqs, number = cursor.execute(_SQL[each], (queue, pool)).fetchone()
+            if number == pool:
                 return None
             lists.append(json.loads(seqs))
     if any(len(each) == most for each in lists):
