@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import sys
@@ -216,3 +217,19 @@ def test_a_process_that_dies_while_it_edits(url: str, when: str) -> None:
         again = client.edit_and_requeue("old", ["b.png"], new_id="new")
         assert (again, again.is_new) == ("new", not is_done)
         assert client.count(Search()) == 2
+
+
+def test_arguments_that_are_compressed_and_encrypted(store: MemoryJobStore, hand: Hand) -> None:
+    """They are read and stored as the settings say; a process without the key changes nothing."""
+    key = base64.b64encode(bytes(32)).decode()
+    codec = {"compress_above": 10, "active_key": "k", "keys": {"k": key}}
+    client = JobClient(store=store, settings=JobsSettings.model_validate({"codec": codec}))
+    bury(client, hand, ["a" * 9000], {"width": 3})
+    with pytest.raises(JobStateError, match="cannot be read here") as caught:
+        JobClient(store=store).edit_and_requeue("old", [1])
+    assert "[jobs.codec]" in (caught.value.remedy or "")
+    made = client.edit_and_requeue("old", kwargs={"width": 4})
+    [stored] = store.search(Search(ids=(made.id,)))
+    assert b"aaa" not in stored.args
+    shown = client.show(made)
+    assert (shown["args"], shown["kwargs"]) == (["a" * 9000], {"width": 4})
