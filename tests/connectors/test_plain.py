@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -66,3 +66,25 @@ def test_a_batch_is_read_where_it_was_fetched() -> None:
         return items()
 
     exercise_connector(plain("sync", bound, "dispatch"))
+
+
+class ShowsLate(plain("sync", as_a_list, "dispatch", "settle")):  # type: ignore[misc]
+    """A broker that shows a message to its consumers some fetches after it has stored it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetches = 0
+
+    def dispatch_transactions(self, transactions: Iterable[Transaction], **extra: Any) -> None:
+        super().dispatch_transactions(transactions, **extra)
+        self.fetches = 0
+
+    def fetch_transactions(self, batch_size: int, **extra: Any) -> Any:
+        self.fetches += 1
+        return super().fetch_transactions(batch_size, **extra) if self.fetches > 5 else []
+
+
+def test_what_is_known_to_wait_may_show_late() -> None:
+    """A check that needs so many transactions asks again for a while."""
+    report = exercise_connector(ShowsLate, raises=False)
+    assert [one for one in report.failures() if "were waiting, but" in one.reason] == []

@@ -104,7 +104,7 @@ def edit(
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Send a dead-lettered job back with other arguments, as a new job that names it.
+    """Send a dead letter back as a new job with other arguments.
 
     What is left out stays as it was. The old job is cancelled in the same commit.
     """

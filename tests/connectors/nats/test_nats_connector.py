@@ -51,7 +51,8 @@ class SuiteStreams:
     def __init__(self, streams: Streams, server: NatsServer, **options: Any) -> None:
         self._streams = streams
         self._server = server
-        self._options = {"ack_wait": 1.0, **options}
+        # The server tells a consumer of a message a moment after it has stored it.
+        self._options = {"ack_wait": 1.0, "wait": 0.02, **options}
 
     @contextmanager
     def make(self) -> Iterator[NatsConnector]:

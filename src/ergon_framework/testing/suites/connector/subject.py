@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -12,7 +13,9 @@ from ergon_framework.testing.suites.drivers import CheckCaller, outcome
 from ergon_framework.testing.suites.framework import CheckFailed, expect, fail
 
 POLLS = 3  # so many empty fetches in a row mean that there is nothing
+SHOWS_WITHIN = 1.0  # seconds: some brokers tell consumers of a new message a while after storing it
 MOST_FETCHES = 50  # a connector that never runs dry is stopped here
+_PAUSE = 0.02
 
 SYNC = {
     "fetch": "fetch_transactions",
@@ -150,11 +153,16 @@ class ConnectorSubject:
     def take(self, count: int) -> list[Transaction]:
         """Exactly ``count`` transactions, in as many fetches as it needs; none is settled."""
         taken: list[Transaction] = []
-        empties = 0
-        while len(taken) < count and empties < POLLS:
+        empties, last = 0, time.monotonic()
+        while len(taken) < count and (empties < POLLS or time.monotonic() - last < SHOWS_WITHIN):
             batch = self.fetch(count - len(taken))
-            empties = 0 if batch else empties + 1
             taken += batch
+            if batch:
+                empties, last = 0, time.monotonic()
+                continue
+            empties += 1
+            if empties >= POLLS:
+                time.sleep(_PAUSE)
         expect(
             len(taken) == count,
             f"{count} were waiting, but {len(taken)} came: {ids_of(taken)}",
