@@ -18,6 +18,7 @@ from ergon_framework.core.job import (
     ALLOWED,
     CancelRequested,
     Discarded,
+    EditRequested,
     Event,
     ExecutorMissing,
     Expired,
@@ -126,6 +127,7 @@ SEEN: tuple[tuple[str, Event, int], ...] = (
     ("somebody wants it to run now", RunRequested(), 0),
     ("somebody wants it to run at another time", RescheduleRequested(60.0), 0),
     ("somebody sent it back from the dead letters", RequeueRequested(), 0),
+    ("somebody sent it back with other arguments, as a new job", EditRequested("new"), 0),
 )
 
 

@@ -37,7 +37,7 @@ SINCE: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("RPUSH", "SADD"), (2, 4)),  # of several
     **dict.fromkeys(("ZREVRANGE", "ZSCORE"), (1, 2)),
     "PERSIST": (2, 2),
-    "ZUNIONSTORE": (2, 0),
+    **dict.fromkeys(("HKEYS", "ZUNIONSTORE"), (2, 0)),
     **dict.fromkeys(("CONFIG", "PUBLISH", "SUBSCRIBE"), (2, 0)),
     "ZREVRANGEBYSCORE": (2, 2),
     **dict.fromkeys(("EVAL", "EVALSHA", "TIME"), (2, 6)),
