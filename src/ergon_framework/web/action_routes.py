@@ -14,7 +14,7 @@ from ergon_framework.jobs.editing import JobEdit
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.job_actions import ACTIONS, MOST_AT_ONCE, JobActions, search_of
 from ergon_framework.web.job_routes import JobsParams
-from ergon_framework.web.middleware import CALLER, EDIT, HAS_HEADER, ROLE
+from ergon_framework.web.middleware import EDIT, HAS_HEADER, ROLE, caller_of
 from ergon_framework.web.responses import (
     CHANGES,
     MISSING,
@@ -78,7 +78,7 @@ def operator_of(request: Request) -> str:
 
     NotAllowedError for everybody else.
     """
-    name, role = request.scope.get(CALLER, "somebody"), request.scope.get(ROLE, CallerRole.VIEWER)
+    name, role = caller_of(request.scope), request.scope.get(ROLE, CallerRole.VIEWER)
     if not request.scope.get(HAS_HEADER):
         raise NotAllowedError(
             "changing something through the API takes a token",
@@ -90,7 +90,7 @@ def operator_of(request: Request) -> str:
             f"{name} may read and change nothing",
             remedy=f'write operators = ["{name}"] under [server] in the settings',
         )
-    return str(name)
+    return name
 
 
 Operator = Annotated[str, Depends(operator_of)]

@@ -11,6 +11,7 @@ import logging
 import sqlite3
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from enum import StrEnum
@@ -31,7 +32,13 @@ FILE = "ergon-audit.db"
 """The file's name, beside a settings file that names none."""
 MOST = 200_000
 """Entries that are kept: the latest."""
+LOOK_AGAIN = 600.0
+"""Seconds in which the same look of the same person is written down once."""
+MOST_LOOKS = 10_000
+"""Looks that are remembered; one that was forgotten is written down again."""
 BUSY_TIMEOUT = 5.0
+LOOK = "look"
+"""What the log calls looking at arguments, results or payloads."""
 _COLUMNS = "id, at, actor, action, target, outcome, number, detail"
 _TABLE = """
 CREATE TABLE IF NOT EXISTS audit (
@@ -90,6 +97,7 @@ class AuditLog:
         self.path = path
         self._clock = clock
         self._lock = threading.Lock()
+        self._looks: OrderedDict[tuple[str, str, str, str], float] = OrderedDict()
         self._memory: sqlite3.Connection | None = None
         if path is None:
             self._memory = sqlite3.connect(":memory:", check_same_thread=False)
@@ -130,10 +138,25 @@ class AuditLog:
             connection.execute("DELETE FROM audit WHERE id <= ?", (number - MOST,))
         return number
 
-    def seen(self, actor: str, action: str, target: str) -> None:
-        """Write down that somebody looked at the arguments of a job, before they are shown."""
-        self._end(self.begin(actor, action, target), AuditOutcome.DONE, None, None)
-        logger.info("%s looked at the arguments of the job %r", actor, target)
+    def seen(self, actor: str, action: str, target: str = "", detail: str = "") -> None:
+        """Write down that somebody looks at what is hidden, before it is shown.
+
+        Once for a while: a page that follows what happens asks every second, and what was changed
+        must not go for that.
+        """
+        look = (actor, action, target, detail)
+        now = self._clock()
+        with self._lock:
+            if 0 <= now - self._looks.get(look, -LOOK_AGAIN) < LOOK_AGAIN:
+                return
+        self._end(self.begin(actor, action, target, detail), AuditOutcome.DONE, None, None)
+        with self._lock:
+            self._looks.pop(look, None)
+            self._looks[look] = now
+            while len(self._looks) > MOST_LOOKS:
+                self._looks.popitem(last=False)
+        what = f"the arguments of the job {target!r}" if target else detail
+        logger.info("%s looked at %s", actor, what)
 
     def find(self, search: AuditSearch, limit: int) -> list[AuditEntry]:
         """Entries that match, the newest first."""

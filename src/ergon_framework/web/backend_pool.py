@@ -22,7 +22,7 @@ from ergon_framework.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from ergon_framework.web.audit import AuditLog
+from ergon_framework.web.audit import LOOK, AuditLog
 from ergon_framework.web.backends import PROVIDERS, Backends, JobBackend, ZoneBackend
 from ergon_framework.web.responses import BackendUnavailableError, ResourceNotFoundError
 
@@ -123,6 +123,14 @@ class BackendPool:
                 remedy="/api/v1/boundary lists those that there are",
             )
         return self.backends.zones[name]
+
+    async def note_look(self, actor: str, target: str = "", detail: str = "") -> None:
+        """Write down that somebody looks at payloads, before they are shown; an error if not.
+
+        ``target`` is the id of a job; ``detail`` says what else is looked at.
+        """
+        # Beside the loop, as a file that is locked makes one wait.
+        await asyncio.to_thread(self.audit.seen, actor, LOOK, target, detail)
 
     async def call(self, part: str, question: Callable[[], T], seconds: float | None = None) -> T:
         """What a part answers; ``BackendUnavailableError`` when it does not."""

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from ergon_framework.app.dead_letters import letter_document
@@ -20,6 +20,7 @@ from ergon_framework.ports.providerstore import LetterStatus, StoredLetter
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import ProviderBackend
 from ergon_framework.web.job_routes import JobParams, Place, found_jobs, shown_job
+from ergon_framework.web.middleware import caller_of
 from ergon_framework.web.responses import (
     MISSING,
     Cursor,
@@ -122,8 +123,10 @@ def dead_letter_routes(pool: BackendPool) -> APIRouter:
     router = APIRouter(prefix="/api/v1/dead-letters", tags=["dead letters"])
 
     @router.get("", summary="What was given up", response_model=Page[DeadLetterItem])
-    async def list_dead(asked: Annotated[LettersParams, Query()]) -> Response:
+    async def list_dead(request: Request, asked: Annotated[LettersParams, Query()]) -> Response:
         """One page of the jobs and provider calls that match."""
+        if pool.shows_payloads and asked.payloads:
+            await pool.note_look(caller_of(request.scope), detail="payloads of dead letters")
         place = _Place() if asked.cursor is None else cursor_place(asked.cursor, _Place)
         jobs, calls = await _jobs(pool, asked, place), await _calls(pool, asked, place)
         both = merge(jobs, calls, key=lambda each: each.at, reverse=True)
@@ -141,7 +144,9 @@ def dead_letter_routes(pool: BackendPool) -> APIRouter:
         response_model=DeadLetterItem,
         responses=MISSING,
     )
-    async def show_dead(letter_id: str, asked: Annotated[JobParams, Query()]) -> Response:
+    async def show_dead(
+        request: Request, letter_id: str, asked: Annotated[JobParams, Query()]
+    ) -> Response:
         """Everything about it."""
         is_whole = pool.shows_payloads and asked.payloads
         found = await _call(pool, letter_id, is_whole) or await _job(pool, letter_id, is_whole)
@@ -150,6 +155,10 @@ def dead_letter_routes(pool: BackendPool) -> APIRouter:
                 "there is no such dead letter",
                 remedy="/api/v1/dead-letters lists those that there are",
             )
+        if is_whole:
+            is_job = found["kind"] == "job"
+            detail = "" if is_job else f"the payload of the provider call {letter_id!r}"
+            await pool.note_look(caller_of(request.scope), letter_id if is_job else "", detail)
         return json_response(found)
 
     return router

@@ -22,8 +22,6 @@ MOST_AT_ONCE = 10_000
 """Jobs that one request changes: it has its time. The same request goes on with the rest."""
 EDIT = "edit"
 """What the audit log calls sending a job back with other arguments."""
-LOOK = "look"
-"""The same for looking at the arguments and the result of a job."""
 PAUSE, RESUME, FIRE = "pause-queue", "resume-queue", "fire-schedule"
 """The same for what is done to a queue or a schedule."""
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from ergon_framework.core.job import JobStatus
@@ -22,6 +22,7 @@ from ergon_framework.jobs.why import Starters, explain_job, token_of
 from ergon_framework.ports.jobstore import Job, Queue, Search, WorkerRecord, bound_for
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import JobBackend
+from ergon_framework.web.middleware import caller_of
 from ergon_framework.web.responses import (
     MISSING,
     Cursor,
@@ -72,12 +73,14 @@ def job_routes(pool: BackendPool) -> APIRouter:
     router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 
     @router.get("", summary="Jobs, the newest first", response_model=Page[JobItem])
-    async def list_jobs(asked: Annotated[JobsParams, Query()]) -> Response:
+    async def list_jobs(request: Request, asked: Annotated[JobsParams, Query()]) -> Response:
         """One page of the jobs that match."""
         source = pool.jobs()
         below = None if asked.cursor is None else cursor_place(asked.cursor, Place)
         search = search_for(asked, below)
         is_whole = pool.shows_payloads and asked.payloads
+        if is_whole:
+            await pool.note_look(caller_of(request.scope), detail=_listed(asked))
         look = partial(jobs_page, source, search, asked.limit, is_whole=is_whole)
         return json_response(await pool.call("jobs", look))
 
@@ -93,15 +96,27 @@ def job_routes(pool: BackendPool) -> APIRouter:
         return json_response(await pool.call("jobs", partial(_why, pool.jobs(), job_id)))
 
     @router.get("/{job_id:path}", summary="One job", response_model=JobItem, responses=MISSING)
-    async def show_job(job_id: str, asked: Annotated[JobParams, Query()]) -> Response:
+    async def show_job(
+        request: Request, job_id: str, asked: Annotated[JobParams, Query()]
+    ) -> Response:
         """Everything about a job, its history included."""
         source = pool.jobs()
         is_whole = pool.shows_payloads and asked.payloads
+        if is_whole:
+            await pool.note_look(caller_of(request.scope), job_id)
         return json_response(
             await pool.call("jobs", partial(_one, source, job_id, is_whole=is_whole))
         )
 
     return router
+
+
+def _listed(asked: JobsParams) -> str:
+    """Which arguments are looked at, for the audit log."""
+    left_out = {"limit", "cursor", "payloads"}
+    given = asked.model_dump(mode="json", exclude=left_out, exclude_defaults=True)
+    chosen = "; ".join(f"{name}={value}" for name, value in given.items())
+    return f"the arguments of jobs: {chosen or 'all'}"
 
 
 def search_for(asked: JobsParams, below: int | None) -> Search:

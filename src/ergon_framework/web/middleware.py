@@ -47,6 +47,11 @@ LOCAL = "local"
 """What a caller on this machine is called."""
 
 
+def caller_of(scope: Scope) -> str:
+    """The name of who asks, for what tells of it."""
+    return str(scope.get(CALLER, "somebody"))
+
+
 @dataclass(frozen=True, slots=True)
 class AuthRules:
     """What it takes to be let in."""
@@ -217,7 +222,7 @@ class AccessLog:
             await self._app(scope, receive, noting)
         finally:
             path = scope["raw_path"].decode("latin-1")  # still quoted: it cannot steer a terminal
-            who = scope.get(CALLER, "somebody")
+            who = caller_of(scope)
             spent = 1000 * (monotonic() - begun)
             logger.info("%s %s %d %.0f ms for %s", scope["method"], path, status, spent, who)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from functools import partial
@@ -50,10 +49,9 @@ from ergon_framework.web.console.zone_page import (
     zone_document,
 )
 from ergon_framework.web.job_routes import Place
-from ergon_framework.web.middleware import CALLER
+from ergon_framework.web.middleware import caller_of
 from ergon_framework.web.responses import MAX_PAGE, InvalidParameterError, cursor_place
 
-audit = logging.getLogger("ergon.web.audit")
 Shown = Callable[[Request], Awaitable[View | Response]]
 S = TypeVar("S", bound=StrEnum)
 SHOWN, MOST_TOLD = 50, 100
@@ -110,9 +108,8 @@ class ReadingPages:
         is_wanted = request.query_params.get("payloads") in ("true", "1")
         is_whole = is_wanted and self._pool.shows_payloads
         if is_whole:
-            who = request.scope.get(CALLER, "somebody")
-            text = "%s looked at the fact that the zone %r had set aside under the id %d"
-            audit.info(text, who, name, item)
+            what = f"the fact that the zone {name!r} had set aside under the id {item}"
+            await self._pool.note_look(caller_of(request.scope), detail=what)
         else:
             found = {key: value for key, value in found.items() if key not in _CONTENT}
         extra = {

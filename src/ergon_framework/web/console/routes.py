@@ -15,6 +15,7 @@ from starlette.responses import RedirectResponse
 
 from ergon_framework.errors import ErgonError, JobError, JobNotFoundError
 from ergon_framework.jobs.newjob import new_id
+from ergon_framework.web.audit import LOOK
 from ergon_framework.web.audit import logger as audit
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import JobBackend
@@ -63,7 +64,6 @@ from ergon_framework.web.job_actions import (
     ACTIONS,
     EDIT,
     FIRE,
-    LOOK,
     MOST_AT_ONCE,
     PAUSE,
     RESUME,
@@ -71,7 +71,7 @@ from ergon_framework.web.job_actions import (
     actions_for,
     actions_for_all,
 )
-from ergon_framework.web.middleware import CALLER, EVENTS, ROLE, SIGN_IN
+from ergon_framework.web.middleware import CALLER, EVENTS, PROXIED, ROLE, SIGN_IN, caller_of
 from ergon_framework.web.responses import (
     MAX_PAGE,
     InvalidParameterError,
@@ -239,7 +239,7 @@ class Console:
         is_wanted = request.query_params.get("payloads") in ("true", "1")
         is_whole = is_wanted and self._pool.shows_payloads
         if is_whole:
-            await self._note_look(request, job_id)
+            await self._pool.note_look(caller_of(request.scope), job_id)
         question = partial(job_document, source, job_id, is_whole=is_whole)
         document = await self._pool.call("jobs", question)
         extra = {
@@ -385,10 +385,10 @@ class Console:
     async def _audit(self, request: Request) -> View:
         """The audit log, for those who may read it: it tells of people."""
         if request.scope.get(ROLE) is not CallerRole.ADMIN:
-            raise NotAllowedError(
-                "only an admin may read the audit log",
-                remedy=f'write admins = ["{_who(request)}"] under [server] in the settings',
-            )
+            remedy = f'write admins = ["{caller_of(request.scope)}"] under [server] in the settings'
+            if request.scope.get(PROXIED):
+                remedy = "list one of your groups as admins under [server.proxy] in the settings"
+            raise NotAllowedError("only an admin may read the audit log", remedy=remedy)
         limit = SHOWN if format_of(request) == "html" else MAX_PAGE
         search = audit_search(request.query_params)
         question = partial(audit_document, self._pool.audit, search, limit)
@@ -401,17 +401,13 @@ class Console:
             extra["following"] = f"{url.path}?{url.query}"
         return View("audit.html", "Audit log", found, found["items"], AUDIT_COLUMNS, extra)
 
-    async def _note_look(self, request: Request, job_id: str) -> None:
-        note = partial(self._pool.audit.seen, str(_who(request)), LOOK, job_id)
-        await self._pool.call("jobs", note)
-
     async def _edit_page(self, request: Request) -> View:
         """The form with the arguments of a dead letter; they are shown to whoever asks for them."""
         self._taker.operator(request)
         job_id, may_show = request.path_params["job_id"], self._pool.shows_payloads
         is_whole = may_show and request.query_params.get("payloads") in ("true", "1")
         if is_whole:
-            await self._note_look(request, job_id)
+            await self._pool.note_look(caller_of(request.scope), job_id, "to edit them")
         question = partial(edit_document, self._pool.jobs(), job_id, is_whole=is_whole)
         document = await self._pool.call("jobs", question)
         texts = {name: readable(document[name]) for name in ("args", "kwargs") if is_whole}
@@ -476,10 +472,6 @@ def _question(action: Action, form: Given, number: int, wanted: Mapping[str, Any
 
 def _root(request: Request) -> str:
     return str(request.scope.get("root_path", "")) + ROOT
-
-
-def _who(request: Request) -> Any:
-    return request.scope.get(CALLER, "somebody")
 
 
 def console_routes(
