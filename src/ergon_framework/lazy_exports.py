@@ -24,6 +24,20 @@ from importlib import import_module
 from typing import Any
 
 
+class LateModule:
+    """A module that is imported when one of its names is asked for.
+
+    For the hints of public functions: they name a class as ``policies.ConsumerPolicy``, so that
+    ``typing.get_type_hints`` finds it, and nobody else waits for the import.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._name), name)
+
+
 def lazy_exports(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

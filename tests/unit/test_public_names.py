@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import typing
 from importlib import import_module
+from types import FunctionType
 
 import pytest
 
@@ -78,3 +80,20 @@ def test_tasks_and_job_clients_start_without_pydantic() -> None:
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [
+        *(("ergon_framework.task", name) for name in import_module("ergon_framework.task").__all__),
+        ("ergon_framework.jobs", "AsyncJobClient"),
+        ("ergon_framework.jobs", "JobClient"),
+    ],
+)
+def test_the_hints_of_tasks_and_job_clients_can_be_resolved(package: str, name: str) -> None:
+    """As injectors and generators of documentation do, also for names that load late."""
+    found = getattr(import_module(package), name)
+    typing.get_type_hints(found, include_extras=True)
+    for member in vars(found).values():
+        if isinstance(member, FunctionType) and member.__module__.startswith("ergon_framework."):
+            typing.get_type_hints(member, include_extras=True)

@@ -48,6 +48,7 @@ from ergon_framework.jobs.results import (
     unanswered,
 )
 from ergon_framework.jobs.schedule_client import AsyncScheduleClient
+from ergon_framework.lazy_exports import LateModule
 from ergon_framework.ports.job_fields import Instant
 from ergon_framework.ports.job_options import Handlers
 from ergon_framework.ports.jobstore import FullJobStore, Job, NewJob, Search, Topic
@@ -56,7 +57,9 @@ from ergon_framework.storage.external_transactions import run_on
 from ergon_framework.storage.urls import option_for
 
 if TYPE_CHECKING:
-    from ergon_framework.jobs.settings import JobsSettings
+    from ergon_framework.jobs import settings as job_settings
+else:
+    job_settings = LateModule("ergon_framework.jobs.settings")
 
 FINAL = tuple(status for status in JobStatus if status.is_final)
 IDS_PER_QUERY = 200
@@ -223,7 +226,7 @@ class AsyncJobClient:
         self,
         url: str = "",
         *,
-        settings: JobsSettings | None = None,
+        settings: job_settings.JobsSettings | None = None,
         store: FullJobStore | None = None,
         registry: Handlers | None = None,
     ) -> None:

@@ -80,6 +80,7 @@ from ergon_framework.jobs.results import (
 from ergon_framework.jobs.schedule_client import ScheduleClient
 from ergon_framework.jobs.tracing import describe_enqueue, enqueue_span, with_trace_context
 from ergon_framework.jobs.views import job_view
+from ergon_framework.lazy_exports import LateModule
 from ergon_framework.ports.context import current_attempt
 from ergon_framework.ports.flow import NewFlow
 from ergon_framework.ports.job_fields import (
@@ -106,7 +107,9 @@ from ergon_framework.telemetry.conventions import (
 from ergon_framework.telemetry.notices import emit, has_listeners
 
 if TYPE_CHECKING:
-    from ergon_framework.jobs.settings import JobsSettings
+    from ergon_framework.jobs import settings as job_settings
+else:
+    job_settings = LateModule("ergon_framework.jobs.settings")
 
 __all__ = ["EnqueuedJob", "JobClient", "JobSpec", "OnDuplicate"]
 
@@ -173,7 +176,7 @@ class JobClient:
         self,
         url: str = "",
         *,
-        settings: JobsSettings | None = None,
+        settings: job_settings.JobsSettings | None = None,
         store: FullJobStore | None = None,
         registry: Handlers | None = None,
         max_batch: int = MAX_BATCH,
@@ -697,7 +700,7 @@ class JobClient:
         return context
 
 
-def default_settings() -> JobsSettings:
+def default_settings() -> job_settings.JobsSettings:
     """The settings of a client that was given none."""
     from ergon_framework.jobs.settings import JobsSettings  # late: pydantic takes its time
 

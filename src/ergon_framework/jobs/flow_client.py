@@ -39,13 +39,16 @@ from ergon_framework.jobs.results import (
 from ergon_framework.jobs.stores.erasure import is_erased
 from ergon_framework.jobs.stores.flow_settlement import no_flow
 from ergon_framework.jobs.views import error_view
+from ergon_framework.lazy_exports import LateModule
 from ergon_framework.ports.flow import Flow, SignalOutcome
 from ergon_framework.ports.job_fields import encode_value
 from ergon_framework.ports.jobstore import FlowStore, FullJobStore, Job, Search
 from ergon_framework.storage.urls import option_for, pasteable
 
 if TYPE_CHECKING:
-    from ergon_framework.jobs.settings import JobsSettings
+    from ergon_framework.jobs import settings as job_settings
+else:
+    job_settings = LateModule("ergon_framework.jobs.settings")
 
 T = TypeVar("T")
 
@@ -102,7 +105,7 @@ class StoreClient(Protocol):
     """The client that a flow is asked about with."""
 
     store: FullJobStore
-    settings: JobsSettings
+    settings: job_settings.JobsSettings
 
     @property
     def subscription(self) -> SharedSubscription:

@@ -27,11 +27,14 @@ from ergon_framework.core.option_values import (
     word_flaw,
 )
 from ergon_framework.errors import WiringError
+from ergon_framework.lazy_exports import LateModule
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-    from ergon_framework.task.mixins.policies import ConsumerPolicy
+    from ergon_framework.task.mixins import policies
+else:
+    policies = LateModule("ergon_framework.task.mixins.policies")
 
 DEFAULT_LINGER = 0.1
 """Seconds that a batch which is not full waits for more units, unless ``linger`` says otherwise."""
@@ -77,12 +80,12 @@ class ConsumerOptions(TypedDict, total=False):
     fetch_backoff: float
     extra: Mapping[str, Any]
     """Further keyword arguments of each fetch."""
-    policy: ConsumerPolicy | Mapping[str, Any] | str
+    policy: policies.ConsumerPolicy | Mapping[str, Any] | str
     """A whole policy; the other options may add to it, and not contradict it. A text is the name of
     one in the settings of an App."""
 
 
-FindPolicy: TypeAlias = "Callable[[str, str], ConsumerPolicy]"
+FindPolicy: TypeAlias = "Callable[[str, str], policies.ConsumerPolicy]"
 """Gives the policy of a name, for the consumer that asks for it."""
 
 
@@ -162,7 +165,7 @@ def option_path(option: str) -> tuple[str, ...]:
 
 def consumer_policy(
     owner: str, options: Mapping[str, Any], connector: str | None = None
-) -> ConsumerPolicy:
+) -> policies.ConsumerPolicy:
     """The policy that the options of a consumer stand for."""
     return read_options(owner, options, connector)[0]
 
@@ -192,7 +195,7 @@ def read_options(
     options: Mapping[str, Any],
     connector: str | None = None,
     find_policy: FindPolicy | None = None,
-) -> tuple[ConsumerPolicy, BatchRule | None]:
+) -> tuple[policies.ConsumerPolicy, BatchRule | None]:
     """The policy that the options stand for, and how units are gathered if ``batch`` is given.
 
     ``find_policy`` gives the policy of a name.
@@ -320,7 +323,7 @@ def _keep_workers_busy(whole: dict[str, Any]) -> None:
     loop.setdefault("batch", {}).setdefault("size", workers)
 
 
-def _checked(owner: str, table: Mapping[str, Any]) -> ConsumerPolicy:
+def _checked(owner: str, table: Mapping[str, Any]) -> policies.ConsumerPolicy:
     from pydantic import ValidationError
 
     from ergon_framework.task.mixins.policies import ConsumerPolicy

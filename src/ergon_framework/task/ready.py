@@ -10,19 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 from ergon_framework.engine.report import Report
 from ergon_framework.errors import HookError
+from ergon_framework.lazy_exports import LateModule
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.base import BaseAsyncTask, BaseTask
 from ergon_framework.task.mixins.consumer import AsyncConsumerMixin, ConsumerMixin
 from ergon_framework.task.mixins.producer import AsyncProducerMixin, ProducerMixin
 
 if TYPE_CHECKING:
-    from ergon_framework.task.mixins.policies import ConsumerPolicy, ProducerPolicy
+    from ergon_framework.task.mixins import policies
+else:
+    policies = LateModule("ergon_framework.task.mixins.policies")
 
 
 class ConsumerTask(ConsumerMixin, BaseTask):
     """A consumer: write ``process_transaction``."""
 
-    def execute(self, policy: ConsumerPolicy | None = None) -> Report:
+    def execute(self, policy: policies.ConsumerPolicy | None = None) -> Report:
         """Consume until the policy says stop."""
         return self.consume_transactions(policy)
 
@@ -37,7 +40,7 @@ class ProducerTask(ProducerMixin, BaseTask):
             remedy="define it: def transactions(self) -> Iterable[Transaction]",
         )
 
-    def execute(self, policy: ProducerPolicy | None = None) -> Report:
+    def execute(self, policy: policies.ProducerPolicy | None = None) -> Report:
         """Produce what ``transactions`` gives."""
         return self.produce_transactions(self.transactions(), policy)
 
@@ -45,7 +48,7 @@ class ProducerTask(ProducerMixin, BaseTask):
 class HybridTask(ConsumerMixin, ProducerMixin, BaseTask):
     """Consumes, and produces from inside: lineage and trace are carried over by themselves."""
 
-    def execute(self, policy: ConsumerPolicy | None = None) -> Report:
+    def execute(self, policy: policies.ConsumerPolicy | None = None) -> Report:
         """Consume until the policy says stop."""
         return self.consume_transactions(policy)
 
@@ -53,7 +56,7 @@ class HybridTask(ConsumerMixin, ProducerMixin, BaseTask):
 class AsyncConsumerTask(AsyncConsumerMixin, BaseAsyncTask):
     """A consumer with coroutines: write ``process_transaction``."""
 
-    async def execute(self, policy: ConsumerPolicy | None = None) -> Report:
+    async def execute(self, policy: policies.ConsumerPolicy | None = None) -> Report:
         """Consume until the policy says stop."""
         return await self.consume_transactions(policy)
 
@@ -68,7 +71,7 @@ class AsyncProducerTask(AsyncProducerMixin, BaseAsyncTask):
             remedy="define it: def transactions(self) -> Iterable[Transaction]",
         )
 
-    async def execute(self, policy: ProducerPolicy | None = None) -> Report:
+    async def execute(self, policy: policies.ProducerPolicy | None = None) -> Report:
         """Produce what ``transactions`` gives."""
         return await self.produce_transactions(self.transactions(), policy)
 
@@ -76,7 +79,7 @@ class AsyncProducerTask(AsyncProducerMixin, BaseAsyncTask):
 class AsyncHybridTask(AsyncConsumerMixin, AsyncProducerMixin, BaseAsyncTask):
     """Consumes, and produces from inside, with coroutines."""
 
-    async def execute(self, policy: ConsumerPolicy | None = None) -> Report:
+    async def execute(self, policy: policies.ConsumerPolicy | None = None) -> Report:
         """Consume until the policy says stop."""
         return await self.consume_transactions(policy)
 

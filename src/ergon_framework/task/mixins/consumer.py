@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ergon_framework.engine.plan import EnginePlan, Hooks
 from ergon_framework.engine.report import Report
 from ergon_framework.errors import TransactionException
+from ergon_framework.lazy_exports import LateModule
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.base import BaseTask, choose_connector
 from ergon_framework.task.calls import Single, drive, drive_async
@@ -27,10 +28,11 @@ from ergon_framework.task.mixins.plans import (
 )
 
 if TYPE_CHECKING:
-    from ergon_framework.task.mixins.policies import ConsumerPolicy
+    from ergon_framework.task.mixins import policies
 
     _Base = BaseTask
 else:
+    policies = LateModule("ergon_framework.task.mixins.policies")
     _Base = object
 
 
@@ -54,7 +56,7 @@ class ConsumerMixin(_Base):
         """Called for a transaction that failed for good."""
 
     def consume_transactions(
-        self, policy: ConsumerPolicy | Mapping[str, Any] | None = None
+        self, policy: policies.ConsumerPolicy | Mapping[str, Any] | None = None
     ) -> Report:
         """Fetch and process transactions until the policy says stop.
 
@@ -63,11 +65,11 @@ class ConsumerMixin(_Base):
         """
         return self._consume_transactions(consumer_policy_of(policy))
 
-    def _consume_transactions(self, policy: ConsumerPolicy) -> Report:
+    def _consume_transactions(self, policy: policies.ConsumerPolicy) -> Report:
         return drive(self, _plan(self, policy, is_async=False))
 
     def _start_processing(
-        self, transaction: Transaction, policy: ConsumerPolicy | None = None
+        self, transaction: Transaction, policy: policies.ConsumerPolicy | None = None
     ) -> tuple[bool, Any]:
         """One lifecycle: (True, result) or (False, the final exception)."""
         single = Single(_single_plan(self, policy, is_async=False), transaction)
@@ -91,7 +93,7 @@ class AsyncConsumerMixin(_Base):
         """Called for a transaction that failed for good."""
 
     async def consume_transactions(
-        self, policy: ConsumerPolicy | Mapping[str, Any] | None = None
+        self, policy: policies.ConsumerPolicy | Mapping[str, Any] | None = None
     ) -> Report:
         """Fetch and process transactions until the policy says stop.
 
@@ -100,11 +102,11 @@ class AsyncConsumerMixin(_Base):
         """
         return await self._consume_transactions(consumer_policy_of(policy))
 
-    async def _consume_transactions(self, policy: ConsumerPolicy) -> Report:
+    async def _consume_transactions(self, policy: policies.ConsumerPolicy) -> Report:
         return await drive_async(self, _plan(self, policy, is_async=True))
 
     async def _start_processing(
-        self, transaction: Transaction, policy: ConsumerPolicy | None = None
+        self, transaction: Transaction, policy: policies.ConsumerPolicy | None = None
     ) -> tuple[bool, Any]:
         """One lifecycle: (True, result) or (False, the final exception)."""
         single = Single(_single_plan(self, policy, is_async=True), transaction)
@@ -125,7 +127,7 @@ def _hooks(task: BaseTask, *, is_async: bool) -> Hooks:
     )
 
 
-def _plan(task: BaseTask, policy: ConsumerPolicy, *, is_async: bool) -> EnginePlan:
+def _plan(task: BaseTask, policy: policies.ConsumerPolicy, *, is_async: bool) -> EnginePlan:
     hooks = _hooks(task, is_async=is_async)
     name, connector = choose_connector(task, policy.steps.fetch.connector_name)
     extra = policy.steps.fetch.extra

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ergon_framework.engine.plan import EnginePlan, Hook, Hooks
 from ergon_framework.engine.report import Report
 from ergon_framework.errors import TransactionException, WiringError
+from ergon_framework.lazy_exports import LateModule
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.base import BaseTask
 from ergon_framework.task.calls import Single, drive, drive_async
@@ -21,10 +22,11 @@ from ergon_framework.task.mixins.plans import (
 from ergon_framework.telemetry import inject, is_tracing
 
 if TYPE_CHECKING:
-    from ergon_framework.task.mixins.policies import ProducerPolicy
+    from ergon_framework.task.mixins import policies
 
     _Base = BaseTask
 else:
+    policies = LateModule("ergon_framework.task.mixins.policies")
     _Base = object
 
 
@@ -48,7 +50,7 @@ class ProducerMixin(_Base):
     def produce_transactions(
         self,
         transactions: Iterable[Transaction],
-        policy: ProducerPolicy | Mapping[str, Any] | None = None,
+        policy: policies.ProducerPolicy | Mapping[str, Any] | None = None,
     ) -> Report:
         """Produce every given transaction, within the policy's bounds.
 
@@ -66,7 +68,7 @@ class ProducerMixin(_Base):
         return drive(self, _plan(self, Input(transactions), chosen, is_async=False))
 
     def _start_producing(
-        self, transaction: Transaction, policy: ProducerPolicy | None = None
+        self, transaction: Transaction, policy: policies.ProducerPolicy | None = None
     ) -> tuple[bool, Any]:
         """One lifecycle: (True, result) or (False, the final exception)."""
         chosen = producer_policy_of(policy)
@@ -93,7 +95,7 @@ class AsyncProducerMixin(_Base):
     async def produce_transactions(
         self,
         transactions: Iterable[Transaction] | AsyncIterable[Transaction],
-        policy: ProducerPolicy | Mapping[str, Any] | None = None,
+        policy: policies.ProducerPolicy | Mapping[str, Any] | None = None,
     ) -> Report:
         """Produce every given transaction, within the policy's bounds.
 
@@ -105,7 +107,7 @@ class AsyncProducerMixin(_Base):
         return await drive_async(self, _plan(self, Input(transactions), chosen, is_async=True))
 
     async def _start_producing(
-        self, transaction: Transaction, policy: ProducerPolicy | None = None
+        self, transaction: Transaction, policy: policies.ProducerPolicy | None = None
     ) -> tuple[bool, Any]:
         """One lifecycle: (True, result) or (False, the final exception)."""
         chosen = producer_policy_of(policy)
@@ -119,7 +121,9 @@ def _traced(hook: Hook) -> Hook:
     return lambda transaction: hook(inject(transaction))
 
 
-def _plan(task: BaseTask, given: Input, policy: ProducerPolicy, *, is_async: bool) -> EnginePlan:
+def _plan(
+    task: BaseTask, given: Input, policy: policies.ProducerPolicy, *, is_async: bool
+) -> EnginePlan:
     mixin: Any = AsyncProducerMixin if is_async else ProducerMixin
     success, exception = "handle_produce_success", "handle_produce_exception"
     produce = require_hook(
