@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.security import HTTPBearer
@@ -90,13 +92,14 @@ def build_app(plan: ServerPlan) -> FastAPI:
         shows_payloads=plan.shows_payloads,
         audit=plan.audit,
     )
-    for router, is_open in _routers(pool, plan):
+    for part in _parts(pool, plan):
         # For the OpenAPI document only: the gate has decided before.
-        is_closed = plan.auth.tokens is not None and not is_open
+        is_closed = plan.auth.tokens is not None and not part.is_open
+        bearer = [Depends(HTTPBearer(auto_error=False))] if is_closed else []
         app.include_router(
-            router,
-            dependencies=[Depends(HTTPBearer(auto_error=False))] if is_closed else [],
-            responses=NO_TOKEN if is_closed else {},
+            part.router,
+            dependencies=[*bearer, *part.dependencies],
+            responses={**(NO_TOKEN if is_closed else {}), **part.responses},
         )
     add_error_handlers(app)
     # The last one is the outermost. Authentication is outside of the limiter, so that callers who
@@ -108,10 +111,26 @@ def build_app(plan: ServerPlan) -> FastAPI:
     return app
 
 
-def _routers(pool: BackendPool, plan: ServerPlan) -> list[tuple[APIRouter, bool]]:
-    """All routes, and whether they are open to those without a token."""
-    is_open = plan.auth.probes_open
-    others = APIRouter(responses=REFUSALS, dependencies=[Depends(given_once)])
+class _Part(NamedTuple):
+    """Routes that are included together; FastAPI builds each route anew for each inclusion."""
+
+    router: APIRouter
+    is_open: bool = False
+    """Also to those without a token."""
+    dependencies: Sequence[Any] = ()
+    responses: Mapping[int | str, dict[str, Any]] = MappingProxyType({})
+
+
+def _parts(pool: BackendPool, plan: ServerPlan) -> Iterator[_Part]:
+    """All routes."""
+    stores = list(pool.backends.providers.values())
+    if stores:
+        # Whoever is let in may read every tenant.
+        is_checked = plan.auth.tokens is not None or plan.auth.proxy is not None
+        authorize = (lambda _, __: True) if is_checked else None
+        yield _Part(create_router(readable_store(stores), authorize))
+    for prefix in ("", "/health"):
+        yield _Part(probe_routes(pool, prefix), plan.auth.probes_open)
     for build in (
         metric_routes,
         action_routes,
@@ -120,17 +139,5 @@ def _routers(pool: BackendPool, plan: ServerPlan) -> list[tuple[APIRouter, bool]
         dead_letter_routes,
         boundary_routes,
     ):
-        others.include_router(build(pool))
-    found = [
-        (probe_routes(pool), is_open),
-        (probe_routes(pool, "/health"), is_open),
-        (others, False),
-        (console_routes(pool, plan.auth.sessions, plan.stopping), False),
-    ]
-    stores = list(pool.backends.providers.values())
-    if stores:
-        # Whoever is let in may read every tenant.
-        is_checked = plan.auth.tokens is not None or plan.auth.proxy is not None
-        authorize = (lambda _, __: True) if is_checked else None
-        found.insert(0, (create_router(readable_store(stores), authorize), False))
-    return found
+        yield _Part(build(pool), dependencies=[Depends(given_once)], responses=REFUSALS)
+    yield _Part(console_routes(pool, plan.auth.sessions, plan.stopping))

@@ -120,7 +120,10 @@ class Console:
         return f"{await self._watch.mark()}-{await self._reading.mark()}"
 
     def router(self) -> APIRouter:
-        """All pages. They are no part of the API, whose lists stay as they are."""
+        """All pages. They are no part of the API, whose lists stay as they are.
+
+        They are routes of Starlette: FastAPI would read parameters that none of them declares.
+        """
         router = APIRouter(include_in_schema=False)
         pages: dict[str, Shown] = {
             "": self._overview,
@@ -138,11 +141,11 @@ class Console:
             **self._reading.pages(),
         }
         for path in ("/", f"{ROOT}/"):
-            router.add_api_route(path, self._entrance, response_model=None)
-        router.add_api_route(f"{ROOT}/static/{{name}}", self._static, response_model=None)
-        router.add_api_route(EVENTS, self._changes, response_model=None)
+            router.add_route(path, self._entrance, ["GET"])
+        router.add_route(f"{ROOT}/static/{{name}}", self._static, ["GET"])
+        router.add_api_route(EVENTS, self._changes, response_model=None)  # which refuses HEAD
         for path, show in pages.items():
-            router.add_api_route(ROOT + path, self._page(show), response_model=None)
+            router.add_route(ROOT + path, self._page(show), ["GET"])
         if self._taker.sessions is not None:
             forms: dict[str, Shown] = {
                 "/sign-in": self._sign_in,
@@ -152,14 +155,10 @@ class Console:
                 "/pause": self._pause,
                 "/fire": self._fire,
             }
-            router.add_api_route(SIGN_IN, self._page(self._entry), response_model=None)
+            router.add_route(SIGN_IN, self._page(self._entry), ["GET"])
             for path, take in forms.items():
-                router.add_api_route(
-                    ROOT + path, self._page(take), methods=["POST"], response_model=None
-                )
-        router.add_api_route(
-            f"{ROOT}/{{rest:path}}", self._page(self._missing), response_model=None
-        )
+                router.add_route(ROOT + path, self._page(take), ["POST"])
+        router.add_route(f"{ROOT}/{{rest:path}}", self._page(self._missing), ["GET"])
         return router
 
     def _page(self, show: Shown) -> Callable[[Request], Awaitable[Response]]:
@@ -190,7 +189,8 @@ class Console:
     async def _changes(self) -> Response:
         return self._events.response()
 
-    async def _static(self, name: str) -> Response:
+    async def _static(self, request: Request) -> Response:
+        name = request.path_params["name"]
         if name not in self._answers.static:
             raise ResourceNotFoundError("there is no such file", remedy=f"{ROOT} links those")
         return self._answers.file(name)
