@@ -96,44 +96,12 @@ class FastPathCall(NamedTuple):
 
     def succeeded(self, data: Any) -> tuple[ProviderExecutionResult, AttemptRow] | None:
         """The result and the row of a successful call; None when the guard has to decide."""
-        policy, lane, circuit, who, given, _, taken, now, began_at, started_at, _, context = self
+        policy, _, circuit, _, given, _, taken, now, began_at, started_at, _, context = self
         ended_at, created_at = now(), policy.wall()
         noted_at = created_at if policy.is_stamped_by_store else circuit.now()
         if not isinstance(data, dict) or not circuit.note_success(noted_at):
             return None
-        duration, deadline, number = (
-            (ended_at - started_at) * 1000,
-            context.deadline,
-            context.attempt,
-        )
-        correlation_id: str = context.correlation_id  # type: ignore[assignment]
-        tenant_id, provider_name, capability = lane.key
-        budget_ms, seconds = policy.budget_ms, given.timeout_budget_seconds
-        if seconds is not None:
-            budget_ms = milliseconds(seconds_of(given, policy.budget))
-        row = _tuple(
-            AttemptRow,
-            (
-                policy.new_id(),
-                tenant_id,
-                given.task_execution_id,
-                provider_name,
-                capability,
-                who[1],
-                given.idempotency_key,
-                correlation_id,
-                number,
-                policy.max_attempts,
-                round(duration),
-                budget_ms,
-                _SUCCESS,
-                None,
-                False,
-                None,
-                created_at,
-                who[0],
-            ),
-        )
+        duration, deadline = (ended_at - started_at) * 1000, context.deadline
         result = _new_result(ProviderExecutionResult)
         _init_result(
             result,
@@ -143,7 +111,7 @@ class FastPathCall(NamedTuple):
             None,
             1,
             (ended_at - began_at) * 1000,
-            correlation_id,
+            context.correlation_id,  # type: ignore[arg-type] # of an attempt: it has one
             given.idempotency_key,
             None,
             None,
@@ -152,9 +120,9 @@ class FastPathCall(NamedTuple):
             False,
             CircuitState.CLOSED,
             None if taken is None else quota_snapshot(taken.account),
-            (ProviderAttempt(number, started_at, duration),),
+            (ProviderAttempt(context.attempt, started_at, duration),),
         )
-        return result, row
+        return result, _row_of(self, duration, created_at)
 
     @property
     def seconds_left(self) -> float | None:
@@ -173,6 +141,38 @@ class FastPathCall(NamedTuple):
             self.reservation,
         )
         return call
+
+
+def _row_of(call: FastPathCall, duration: float, created_at: float) -> AttemptRow:
+    """The row of the one attempt of a successful call."""
+    policy, lane, _, (campaign_id, operation), given, _, _, _, _, _, _, context = call
+    tenant_id, provider_name, capability = lane.key
+    budget_ms = policy.budget_ms
+    if given.timeout_budget_seconds is not None:
+        budget_ms = milliseconds(seconds_of(given, policy.budget))
+    return _tuple(
+        AttemptRow,
+        (
+            policy.new_id(),
+            tenant_id,
+            given.task_execution_id,
+            provider_name,
+            capability,
+            operation,
+            given.idempotency_key,
+            context.correlation_id,
+            context.attempt,
+            policy.max_attempts,
+            round(duration),
+            budget_ms,
+            _SUCCESS,
+            None,
+            False,
+            None,
+            created_at,
+            campaign_id,
+        ),
+    )
 
 
 def try_fast_path(
