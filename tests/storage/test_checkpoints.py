@@ -7,6 +7,8 @@ import fcntl
 import logging
 import resource
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -221,6 +223,41 @@ def test_a_folder_that_takes_no_lock_file(database: Database, path: Path) -> Non
     path.with_name("store.db-maintenance.lock").mkdir()
     fill(database, 100)
     assert database.maintain() is False
+
+
+AT_THE_END = """
+import sys
+from pathlib import Path
+from ergon_framework.storage.sqlite.connections import SqliteLimits
+from ergon_framework.storage.sqlite.database import Database
+from tests.storage.conftest import SAMPLE
+
+class Last:
+    def __del__(self):
+        for _ in range(4):
+            database.write(lambda found: found.execute(
+                "INSERT INTO ergon_log (text) VALUES (?)", ("x",)).close())
+        database.close()
+
+always = SqliteLimits(checkpoint_bytes=32, checkpoint_interval=1)
+database = Database(Path(sys.argv[1]), schema=SAMPLE, limits=always)
+last = Last()
+last.itself = last  # removed when the interpreter has ended all threads
+sys.modules["last"] = last
+"""
+
+
+@pytest.mark.slow
+def test_an_interpreter_that_ends_waits_for_no_checkpoint(path: Path) -> None:
+    """Objects that are removed last may write and close, though no thread can be started."""
+    subprocess.run(  # noqa: S603 - the program is above
+        [sys.executable, "-c", AT_THE_END, str(path)],
+        check=True,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+    )
+    with contextlib.closing(sqlite3.connect(path)) as found:
+        assert _counted(found) == 4
 
 
 def _counted(found: sqlite3.Connection) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -366,6 +367,11 @@ class GroupCommitWriter:
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""
+        if sys.is_finalizing():
+            # Another thread that holds the connection does not run any more; the process lets go.
+            with contextlib.suppress(TimeoutError), self.at_rest(0.0):
+                self.drop()
+            return
         with self.at_rest():
             self.drop()
 
@@ -568,7 +574,8 @@ class GroupCommitWriter:
 
     def _begin_checkpoint(self) -> None:
         """Have a thread do it: neither this caller nor the next ones wait for its disk."""
-        if self._checkpointing.locked():
+        # While the interpreter ends, no other thread runs: one would be waited for without end.
+        if self._checkpointing.locked() or sys.is_finalizing():
             return
         # Not a daemon: a process does not end in the middle of it, and it takes milliseconds.
         # No thread is to be had: the next look tries again.
