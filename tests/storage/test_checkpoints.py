@@ -11,14 +11,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from ergon_framework.errors import StoreFullError
 from ergon_framework.storage.sqlite.checkpoints import CHECKPOINT_THREAD, is_long
 from ergon_framework.storage.sqlite.connections import SqliteLimits
 from ergon_framework.storage.sqlite.database import Database
-from tests.storage.conftest import Script, add, items, until
+from tests.storage.conftest import WAIT, Script, add, items, until
 
 Open = Callable[..., Database]
 BOUND = 1 << 18
@@ -125,6 +127,38 @@ def test_a_full_disk_gives_no_length(database: Database, log: Path) -> None:
     checkpointed()
     assert log.stat().st_size < BOUND
     assert database.write(add("a")) == "a"
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_full_disk_begins_the_log_anew(
+    open_database: Open, script: Script, log: Path, others: int
+) -> None:
+    """Its pages are moved to the database, so that the next commit finds room in the log."""
+    seldom = SqliteLimits(checkpoint_bytes=BOUND, checkpoint_interval=1_000)
+    database = open_database(connect=script.connect, limits=seldom)
+    fill(database, 100)
+    with ThreadPoolExecutor() as pool:
+
+        def work(connection: sqlite3.Connection) -> None:
+            group = [pool.submit(database.write, add(str(n))) for n in range(others)]
+            until(lambda: database.pending_writes == others)
+            full.extend(group)
+            script.fail("COMMIT", sqlite3.SQLITE_FULL)
+            if others:  # they share the next commit, and this one is made
+                script.before("COMMIT", lambda: None)
+                script.after("COMMIT", lambda: script.fail("COMMIT", sqlite3.SQLITE_FULL))
+
+        full: list[Future[str]] = []
+        with contextlib.ExitStack() as refused:
+            if not others:
+                refused.enter_context(pytest.raises(StoreFullError))
+            database.write(work)
+        for each in full:
+            with pytest.raises(StoreFullError):
+                each.result(WAIT)
+    checkpointed()
+    assert database.write(add("a")) == "a"
+    assert not is_long(log, BOUND)
 
 
 def test_a_commit_waits_for_no_checkpoint(open_database: Open, script: Script, log: Path) -> None:

@@ -20,7 +20,7 @@ from threading import Lock, get_ident
 from time import monotonic
 from typing import Any, TypeVar
 
-from ergon_framework.errors import StoreError, StoreUnavailableError
+from ergon_framework.errors import StoreError, StoreFullError, StoreUnavailableError
 from ergon_framework.storage.sqlite.checkpoints import CHECKPOINT_THREAD, Checkpointer
 from ergon_framework.storage.sqlite.connections import (
     DEFAULT_LIMITS,
@@ -487,6 +487,7 @@ class GroupCommitWriter:
             writer.commit()
         except BaseException as error:
             raised = writer.undo(connection, error)
+            self._make_room(raised)
             if raised is error:
                 raise
             raise raised from error
@@ -500,6 +501,7 @@ class GroupCommitWriter:
             connection = self._begin(group, within)
             self._serve(connection, group)
         except Exception as error:
+            self._make_room(error)
             # Not ``group``: a leader that ran out of time has put its followers back by now.
             for pending in self.queue.group:
                 pending.error = pending.error or _copy_of(error)
@@ -571,6 +573,14 @@ class GroupCommitWriter:
         if raised is not None:
             raised.__cause__ = error
         return raised or error
+
+    def _make_room(self, error: BaseException) -> None:
+        """On a full disk, let the next commits write to the start of the log.
+
+        The log cannot grow, so no later commit would come to the next look at its length.
+        """
+        if isinstance(error, StoreFullError):
+            self._begin_checkpoint()
 
     def _begin_checkpoint(self) -> None:
         """Have a thread do it: neither this caller nor the next ones wait for its disk."""
