@@ -237,6 +237,21 @@ def test_a_reader_that_never_ends_is_named(
     assert log.stat().st_size == 0
 
 
+def test_a_writer_is_not_named_as_a_reader(
+    database: Database, path: Path, log: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another process that writes at that moment keeps nothing from being moved."""
+    with locked(path):
+        fill(database, 1, size=5 * BOUND)
+        checkpointed()
+    assert log.stat().st_size > 4 * BOUND
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert database.maintain() is False
+    assert database.maintain() is True
+    assert "without ever ending its transaction" not in caplog.text
+
+
 def test_a_checkpoint_that_fails_does_not_fail_the_commit(
     open_database: Open, script: Script, path: Path
 ) -> None:

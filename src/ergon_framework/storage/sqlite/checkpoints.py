@@ -111,8 +111,11 @@ class Checkpointer:
         # RESTART keeps the file at its length, so that the next commits need not let it grow
         # again. One that has become far too long gives its room back.
         mode = "TRUNCATE" if size > self._truncate_bytes else "RESTART"
-        [is_blocked, _, _] = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
-        if is_blocked and size > self._truncate_bytes and not self._has_warned:
+        [is_blocked, pages, moved] = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+        # Another process that is writing at this moment blocks as well, but then pages were moved:
+        # only one that reads keeps them all.
+        is_kept = is_blocked and moved < pages // 2
+        if is_kept and size > self._truncate_bytes and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "%s has grown to %d bytes: some connection reads without ever ending its"
