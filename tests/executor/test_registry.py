@@ -84,7 +84,11 @@ def test_generators_are_refused() -> None:
     async def astream() -> Any:
         yield 1
 
-    for each in (stream, astream):
+    class Generating:
+        def __call__(self) -> Any:
+            yield 1
+
+    for each in (stream, astream, Generating()):
         with pytest.raises(HookError, match="generator"):
             Registry().add(each)
 

@@ -125,3 +125,14 @@ def test_an_attempt_is_closed_with_its_call() -> None:
 
     asyncio.run(main())
     assert seen == ["closed"]
+
+
+@pytest.mark.req("PROVIDERS:pipeline")
+def test_whatever_can_be_awaited_has_a_limit() -> None:
+    """A future that a client gives is cut off like a coroutine."""
+
+    async def main() -> None:
+        with pytest.raises(ProviderTimeoutError, match="no answer within"):
+            await within(asyncio.get_running_loop().create_future(), 0.001)
+
+    asyncio.run(main())

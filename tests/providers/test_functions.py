@@ -155,6 +155,46 @@ def test_an_async_function_is_awaited(clock: VirtualClock) -> None:
     assert [row.operation for row in rows(rates.base, result.correlation_id)] == ["price"]
 
 
+class Asking:
+    """Objects that can be called have the colour of their method."""
+
+    async def __call__(self, pair: str) -> float:
+        await asyncio.sleep(3600)
+        return 1.08
+
+
+class Ticks:
+    """The same of one that yields."""
+
+    def __call__(self, pair: str) -> Iterator[float]:
+        yield 1.08
+
+
+def test_an_object_that_is_called_has_the_colour_of_its_method(clock: VirtualClock) -> None:
+    """Its attempts are bounded and counted; one that yields is no call, but a stream."""
+    rates = Provider("rates", attempts=1, timeout=5, budget=20)
+    assert clock.run(rates.call(Asking()).aexecute("eur_usd")).reason_code == "timeout"
+    with pytest.raises(HookError, match=r"write @rates\.stream above it"):
+        rates.call(Ticks())
+    assert list(rates.stream(Ticks())("eur_usd")) == [1.08]
+
+
+def test_a_plain_function_that_returns_a_coroutine_has_not_succeeded() -> None:
+    """The call would only have begun: no timeout, and no failure that anybody sees."""
+    rates = Provider("rates", attempts=3)
+
+    async def fetched() -> float:
+        return 1.08
+
+    @rates.call
+    def quote() -> Any:
+        return fetched()
+
+    result = quote.execute()
+    assert (result.success, result.attempts, result.reason_code) == (False, 1, "internal_error")
+    assert "returned a coroutine, which nobody awaits" in str(result.error)
+
+
 def test_both_colours_may_be_called_from_the_other_side() -> None:
     """A plain function on a thread, an async one on an event loop of its own."""
     rates = Provider("rates")

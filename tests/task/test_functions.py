@@ -355,9 +355,15 @@ def test_what_is_no_function_is_refused_where_it_is_declared() -> None:
     def generator(order: Order) -> Iterator[None]:
         yield
 
+    class Generating:
+        def __call__(self, order: Order) -> Iterator[None]:
+            yield
+
     def forgotten(order: Order) -> None: ...
 
     broken: Any = 5
+    with pytest.raises(HookError, match="is a generator"):
+        consumer(orders(), name="charge")(Generating())
     with pytest.raises(HookError, match="is a generator"):
         consumer(orders())(generator)
     with pytest.raises(HookError, match="cannot be called"):

@@ -11,6 +11,7 @@ import msgspec
 
 from ergon_framework.errors import HookError, JobError, WiringError
 from ergon_framework.executor.binding import BatchBinding, Binding, InvalidArgumentsError
+from ergon_framework.ports.colour import is_async_generator, is_coroutine, is_generator
 from ergon_framework.ports.round_trip import model_as_json
 from ergon_framework.ports.unit_of_work import RUNNING
 
@@ -188,7 +189,7 @@ class Registry:
         """Register a function; the same as decorating it."""
         if isinstance(function, staticmethod | classmethod) or not callable(function):
             raise HookError(f"{function!r} cannot be called", remedy="register a function")
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        if is_generator(function) or is_async_generator(function):
             raise HookError(
                 f"the handler {_own_name(function)!r} is a generator", remedy="return one value"
             )
@@ -413,15 +414,6 @@ def _checked_batch(name: str, batch: Any, linger: Any) -> tuple[int, float]:
             f"linger of the handler {name!r} is {linger!r}", remedy="give seconds from 0 to 1"
         )
     return batch, float(seconds)
-
-
-def is_coroutine(function: Any) -> bool:
-    """Whether calling it gives a coroutine: also through a partial or an object's ``__call__``."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - its colour is asked, not whether it is
-    )
 
 
 def _dumped(value: Any) -> Any:

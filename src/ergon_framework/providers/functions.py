@@ -20,7 +20,6 @@ that is imported, and no store is opened, before the first call.
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
 from ergon_framework.core.limits import UNLIMITED
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ConfigurationError, ErgonError, HookError
+from ergon_framework.ports.colour import is_async_generator, is_coroutine, is_generator
 from ergon_framework.providers.calls import (
     DEFAULT_TENANT,
     AsyncProviderCall,
@@ -281,10 +281,9 @@ class Provider:
                 f"the provider {self.name!r} cannot call {function!r}",
                 remedy="put @provider.call above a function",
             )
-        is_generator = inspect.isgeneratorfunction(function)
-        is_async_generator = inspect.isasyncgenfunction(function)
+        yields_async = is_async_generator(function)
         signature = CallSignature(function, self._dependencies)
-        if is_stream is not (is_generator or is_async_generator):
+        if is_stream is not (yields_async or is_generator(function)):
             right, what = ("call", "returns") if is_stream else ("stream", "yields")
             raise HookError(
                 f"{signature.name}() {what} its result",
@@ -304,7 +303,7 @@ class Provider:
             self.name,
             name,
             self._middleware,
-            is_async=is_async_generator or inspect.iscoroutinefunction(function),
+            is_async=yields_async or is_coroutine(function),
             is_stream=is_stream,
         )
         self._attempts[name] = attempt

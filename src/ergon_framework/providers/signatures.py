@@ -133,10 +133,21 @@ class CallSignature:
         # A dict with the one key that marks a wrapped result is wrapped itself: no doubt is left.
         if isinstance(result, dict) and not (len(result) == 1 and VALUE in result):
             return result
+        if hasattr(type(result), "__await__"):
+            raise self._never_awaited(result)
         read = self._read or self._read_types()
         data = ResultData({VALUE: to_json(result) if read.has_model_result else result})
         data.result = result
         return data
+
+    def _never_awaited(self, result: Any) -> HookError:
+        """A plain function around an async one: the call has only begun, with nothing around it."""
+        if hasattr(result, "close"):
+            result.close()
+        return HookError(
+            f"{self.name}() returned a {type(result).__name__}, which nobody awaits",
+            remedy="make it async, and await there what it calls",
+        )
 
     def result(self, data: dict[str, Any], *, is_read: bool) -> Any:
         """What the function returned; ``is_read`` says that a store had it as JSON."""

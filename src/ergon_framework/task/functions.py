@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 
 from ergon_framework.core.option_values import shown
 from ergon_framework.errors import HookError, WiringError, describe
+from ergon_framework.ports.colour import is_async_generator, is_coroutine, is_generator
 from ergon_framework.ports.context import Attempt, current_attempt, current_unit
 from ergon_framework.ports.lifespan import Dependencies, DependencyScope, refuse_uninjected
 from ergon_framework.ports.middleware import (
@@ -81,7 +82,7 @@ class FunctionConsumer(Generic[P, T]):
         """``find_policy`` gives the policy of a name, at the first use."""
         self.name = _checked_name(name, function)
         self.function = function
-        self.is_async = _is_coroutine(function)
+        self.is_async = is_coroutine(function)
         self.source = source
         """The connector, or its name in the settings; None where it is said later."""
         self._options = dict(options or {})
@@ -430,7 +431,7 @@ def _checked_name(name: str | None, function: Any) -> str:
     own: Any = _own_name(function) if name is None else name
     if not callable(function):
         raise HookError(f"{function!r} cannot be called", remedy="decorate a function")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    if is_generator(function) or is_async_generator(function):
         raise HookError(f"the consumer {own!r} is a generator", remedy="return one value")
     if not isinstance(own, str) or not own or not own.isprintable() or own.strip() != own:
         raise WiringError(
@@ -453,13 +454,6 @@ def _own_name(function: Any) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
-
-
-def _is_coroutine(function: Any) -> bool:
-    while isinstance(function, functools.partial):
-        function = function.func
-    called = getattr(function, "__call__", None)  # noqa: B004 - its colour is asked
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
 
 def _parameters(name: str, function: Callable[..., Any]) -> list[Parameter]:

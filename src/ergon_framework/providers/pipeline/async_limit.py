@@ -7,7 +7,7 @@ before it sends anything, never waits and needs none: nothing could have cut it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator
+from collections.abc import Awaitable, Coroutine, Generator
 from types import coroutine
 from typing import Any, TypeVar
 
@@ -16,10 +16,12 @@ from ergon_framework.providers.errors import ProviderTimeoutError
 T = TypeVar("T")
 
 
-async def within(attempt: Coroutine[Any, Any, T], limit: float | None) -> T:
+async def within(attempt: Awaitable[T], limit: float | None) -> T:
     """The answer of an attempt, which is cut off after so many seconds; None: never."""
-    if limit is None or not asyncio.iscoroutine(attempt):
+    if limit is None:
         return await attempt
+    if not asyncio.iscoroutine(attempt):  # something else that can be awaited
+        attempt = _awaited(attempt)
     began_at = asyncio.get_running_loop().time()
     try:
         awaited = attempt.send(None)
@@ -35,6 +37,10 @@ async def within(attempt: Coroutine[Any, Any, T], limit: float | None) -> T:
         if not bound.expired():
             raise
         raise ProviderTimeoutError(f"no answer within {limit:.3g} seconds") from error
+
+
+async def _awaited(attempt: Awaitable[T]) -> T:
+    return await attempt
 
 
 @coroutine
