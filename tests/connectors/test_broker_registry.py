@@ -14,7 +14,8 @@ from ergon_framework.app.factories import connector_factory
 from ergon_framework.app.settings import load_settings
 from ergon_framework.cli import invoke
 from ergon_framework.connector import from_url
-from ergon_framework.connector.broker.registry import BROKERS, class_of, declared_options
+from ergon_framework.connector.broker.options import declared_options
+from ergon_framework.connector.broker.registry import BROKERS, class_of
 from ergon_framework.connector.broker.url import BrokerUrl, import_client, tls_files
 from ergon_framework.connector.redis_streams import RedisStreamsConnector
 from ergon_framework.errors import (
@@ -56,8 +57,8 @@ def test_a_url_makes_a_connector() -> None:
     ("url", "message"),
     [
         ("redis://host/0?stream=orders&grop=billing", "did you mean 'group'"),
-        ("redis://host/0?stream=orders&wait=soon", "'wait' must be a number"),
-        ("redis://host/0?stream=orders&max_in_flight=1.5", "'max_in_flight' must be a whole"),
+        ("redis://host/0?stream=orders&wait=soon", "wait must be a number"),
+        ("redis://host/0?stream=orders&max_in_flight=1.5", "max_in_flight must be a whole"),
         ("redis://host/0", "'stream' is missing"),
         ("redis://host/0?stream=a&stream=b", "twice"),
         ("redis://host/x?stream=a", "number of a database"),
@@ -69,7 +70,7 @@ def test_a_url_makes_a_connector() -> None:
         ("rediss://host/0?stream=a&cert=file", "belong together"),
         ("redis://host/0?stream=a&format=xml", "json, text or bytes"),
         ("redis://host/0?stream=a&claim_idle=0", "claim_idle"),
-        ("redis://host/0?stream=a&wait=nan", "'wait' must be a number"),
+        ("redis://host/0?stream=a&wait=nan", "wait must be a number"),
         ("rediss://host/0?stream=a&ca=/of-nobody.pem", "ca cannot be read: /of-nobody.pem"),
     ],
 )

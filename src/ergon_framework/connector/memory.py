@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Any, ClassVar, TypeVar, cast
 
+from ergon_framework.connector.broker.options import COUNT, Bound, takes_options
 from ergon_framework.errors import (
     ConfigurationError,
     ConnectorError,
@@ -90,6 +91,7 @@ class MemoryConnector:
     volatile: ClassVar[bool] = True
     """What waits here ends with the process, so a call that is to empty it parks nothing."""
 
+    @takes_options(capacity=COUNT, max_dead=Bound(0))
     def __init__(
         self,
         transactions: Iterable[Transaction] = (),
@@ -99,16 +101,6 @@ class MemoryConnector:
         settling: bool = True,
         max_dead: int | None = MAX_DEAD,
     ) -> None:
-        if capacity is not None and capacity < 1:
-            raise ConfigurationError(
-                f"capacity must be at least 1, not {capacity!r}",
-                remedy="leave it out for a queue without a bound",
-            )
-        if max_dead is not None and max_dead < 0:
-            raise ConfigurationError(
-                f"max_dead must be at least 0, not {max_dead!r}",
-                remedy="give None to keep all dead letters, however many",
-            )
         self.name = name
         self.capacity = capacity
         self.max_dead = max_dead

@@ -411,14 +411,14 @@ def test_the_doctor_asks_for_a_page(api: PagedApi, tmp_path: Path) -> None:
         ({"interval": -1}, "interval must be"),
         ({"timeout": float("nan")}, "timeout must be"),
         ({"max_page_bytes": 0}, "max_page_bytes must be"),
-        ({"consumer": ""}, "consumer is a name"),
+        ({"consumer": ""}, "consumer is empty"),
         ({"ids": "id,"}, "an empty path"),
         ({"query": "?a=b"}, "query is the text"),
         ({"query": "a=b c"}, "percent-encode"),
         ({"ca": "/of-nobody.pem"}, "ca is for https"),
         ({"state": "postgresql://host/db"}, "kept in an SQLite file"),
         ({"state": "sqlite:///"}, "needs a file"),
-        ({"state": ""}, "state must name"),
+        ({"state": ""}, "state is empty"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_asked(options: dict[str, Any], message: str) -> None:

@@ -73,7 +73,7 @@ def test_a_text_that_no_packet_holds_is_refused(
         ("a%23?client_id=x", "wildcard out of place"),
         ("a/b+?client_id=x", "wildcard out of place"),
         ("a?client_id=x&dead_letter_topic=dead/%23", "dead_letter_topic"),
-        ("a?client_id=x&keepalive=65536", "keepalive is 65536"),
+        ("a?client_id=x&keepalive=65536", "keepalive must be at most 65535, not 65536"),
         ("a?client_id=x&session_expiry=4294967296", "session_expiry"),
         ("a?message_expiry=4294967296", "message_expiry"),
         ("a?client_id=x&keepalive=0", "keepalive must be at least 1"),

@@ -159,7 +159,7 @@ def test_the_suite_is_passed_behind_a_pooler(
         ({"columns": "status="}, "no column for 'status'", "headers"),
         ({"keep": True}, "no column says that they are", 'columns="status"'),
         ({"statuses": "a, b"}, "statuses is", "pending, done, dead"),
-        ({"lease": 0.0}, "lease is 0.0", "more than 0"),
+        ({"lease": 0.0}, "lease must be above 0, not 0", "more than 0"),
         ({"table": ""}, "needs a table", "shop.orders"),
         ({"pooler": "transaction"}, "has no leases", "lease, visible_at"),
         ({"format": "xml"}, "format is json, text or bytes", "json"),

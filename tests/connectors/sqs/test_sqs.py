@@ -288,8 +288,8 @@ def test_a_redrive_policy_that_parking_would_use_up_is_told(sqs: SqsServer) -> N
     [
         ("sqs://eu-central-1", {}, "cannot be read"),
         ("sqs://user:secret@eu-central-1/q", {}, "credentials are found where"),
-        ("sqs://eu-central-1/q", {"wait": 21}, "wait is 21"),
-        ("sqs://eu-central-1/q", {"visibility": 0}, "visibility is 0"),
+        ("sqs://eu-central-1/q", {"wait": 21}, "wait must be at most 20, not 21"),
+        ("sqs://eu-central-1/q", {"visibility": 0}, "visibility must be at least 1, not 0"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(url: str, options: dict[str, Any], told: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,12 +16,24 @@ from ergon_framework.boundary.client.flow import RETRY_RULE, Flow
 from ergon_framework.boundary.client.options import ProducerBase, ProducerOptions
 from ergon_framework.boundary.facts.schema import ZONE
 from ergon_framework.boundary.model import Loss
-from ergon_framework.connector.base import CancelledFetches, refuse_extra, settling
+from ergon_framework.connector.base import (
+    CancelledFetches,
+    check_batch_size,
+    refuse_extra,
+    settling,
+)
 from ergon_framework.connector.boundary.link import BoundaryConnectorError, Node, NodeLink
 from ergon_framework.connector.boundary.publisher import FactPublisher
 from ergon_framework.connector.boundary.reader import Driver, FactReader
 from ergon_framework.connector.boundary.transactions import DeliveredFact, delivered
 from ergon_framework.connector.boundary.window import EntryState, WindowEntry
+from ergon_framework.connector.broker.options import (
+    COUNT,
+    SECONDS,
+    SOME_SECONDS,
+    seconds_of,
+    takes_options,
+)
 from ergon_framework.core.retry import RetryRule
 from ergon_framework.errors import ConfigurationError, TransactionException, describe
 from ergon_framework.ports.factstore import Reference
@@ -31,8 +42,6 @@ from ergon_framework.telemetry.tracing import dispatching
 
 MAX_WINDOW = 1000
 """Facts between the cursor and the last one read: what a node gives in one page."""
-
-_MAY_BE_NONE = ("wait", "drain", "seconds")
 
 Zones = tuple[str | None, str | None]
 
@@ -60,14 +69,11 @@ def parts_of(
     reading: FactConsumerOptions,
     writing: ProducerOptions,
     shared: Shared,
-    wait: float,
     outbox: str | PathLike[str] | None,
     drain: float,
 ) -> Parts:
     """Check everything, then make the parts. Nothing is sent."""
     _check_names(consumer, reading.get("log"), zones)
-    check_seconds(lease=reading["lease"], timeout=shared["timeout"], wait=wait, drain=drain)
-    check_counts(limit=reading["limit"], max_deliveries=reading["max_attempts"])
     reader = None if consumer is None else _reader(consumer, reading, shared)
     writing["retry"] = shared["retry"]
     link = NodeLink(
@@ -113,23 +119,6 @@ def _path(outbox: Any) -> Path:
     return Path(outbox)
 
 
-def check_seconds(**given: Any) -> None:
-    """Refuse what is no number of seconds."""
-    for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigurationError(f"{name} is {value!r}", remedy="give seconds")
-        is_finite = 0 <= value <= sys.float_info.max
-        if not is_finite or (value == 0 and name not in _MAY_BE_NONE):
-            raise ConfigurationError(f"{name} is {value!r}", remedy="give a positive number")
-
-
-def check_counts(**given: Any) -> None:
-    """Refuse what is no number of things."""
-    for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigurationError(f"{name} is {value!r}", remedy="give a whole number above 0")
-
-
 _SETTINGS = "a fetch takes wait, and a dispatch takes none"
 _SPAN = ("boundary.publish", "ergon.message_id")
 
@@ -152,6 +141,13 @@ class BoundaryConnector:
     exclusive_with: ClassVar[tuple[str, ...]] = ("consumer",)
     """A consumer's name belongs to one process at a time."""
 
+    @takes_options(
+        lease=SOME_SECONDS,
+        limit=COUNT,
+        max_deliveries=COUNT,
+        drain=SECONDS,
+        timeout=SOME_SECONDS,
+    )
     def __init__(
         self,
         node: Node,
@@ -200,7 +196,6 @@ class BoundaryConnector:
             reading,
             {"strict_ids": strict_ids, "cert": cert, "key": key, "ca": ca},
             shared,
-            wait,
             outbox,
             drain,
         )
@@ -314,7 +309,7 @@ class BoundaryConnector:
 
     def release_after(self, transaction: Transaction, seconds: float) -> None:
         """A gate is closed: deliver the fact again then; nothing from it on is confirmed before."""
-        check_seconds(seconds=seconds)
+        seconds_of("seconds", seconds)
         self._settle(transaction, "release_after", EntryState.WAITING, hold=seconds)
 
     # ---- the same for event loops ----
@@ -352,7 +347,7 @@ class BoundaryConnector:
 
     async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
         """The asyncio twin of :meth:`release_after`."""
-        check_seconds(seconds=seconds)
+        seconds_of("seconds", seconds)
         await self._settle_async(transaction, "release_after", EntryState.WAITING, hold=seconds)
 
     # ---- artifacts ----
@@ -403,9 +398,8 @@ class BoundaryConnector:
     ) -> tuple[Driver, float]:
         """Who fetches, and how many seconds it may wait."""
         refuse_extra(self, extra, _SETTINGS)
-        check_counts(batch_size=batch_size)
-        seconds = self._wait if wait is None else wait
-        check_seconds(wait=seconds)
+        check_batch_size(batch_size)
+        seconds = self._wait if wait is None else seconds_of("wait", wait)
         return self._reading(), seconds
 
     def _fetch(

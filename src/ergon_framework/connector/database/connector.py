@@ -21,6 +21,7 @@ from ergon_framework.connector.base import (
     settling,
 )
 from ergon_framework.connector.broker.connection import BrokerConnection
+from ergon_framework.connector.broker.options import SECONDS, takes_options
 from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.connector.database.engines import (
     checked,
@@ -97,6 +98,7 @@ class DatabaseConnector(ThreadedConsuming):
     exclusive: ClassVar[bool] = True
     """One process at a time reads as one consumer."""
 
+    @takes_options(late=SECONDS)
     def __init__(
         self,
         url: str | sa.Engine,
@@ -121,10 +123,6 @@ class DatabaseConnector(ThreadedConsuming):
             raise ConfigurationError(
                 "table and consumer are names, of 200 characters together at most",
                 remedy="name the table with table=",
-            )
-        if isinstance(late, bool) or not late >= 0:
-            raise ConfigurationError(
-                f"late must be seconds, 0 or more, not {late!r}", remedy=f"the default is {LATE:g}"
             )
         self._owned = isinstance(url, str)
         if isinstance(url, str):

@@ -22,6 +22,7 @@ from ergon_framework.connector.base import (
 from ergon_framework.connector.broker.connection import BrokerConnection, closed
 from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, InFlight
 from ergon_framework.connector.broker.message import MAX_MESSAGE_BYTES
+from ergon_framework.connector.broker.options import SECONDS, takes_options
 from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.connector.files.errors import (
     FilesConnectorError,
@@ -88,6 +89,7 @@ class FilesConnector(ThreadedConsuming):
     exclusive: ClassVar[bool] = True
     """One process at a time reads as one consumer; others wait until it is gone."""
 
+    @takes_options(settle=SECONDS)
     def __init__(
         self,
         url: str,
@@ -120,12 +122,6 @@ class FilesConnector(ThreadedConsuming):
             raise ConfigurationError(
                 "follow is for folders: an object in a bucket does not grow",
                 remedy="leave it out; objects that come later are read",
-            )
-        if not settle >= 0:
-            raise ConfigurationError(f"settle must be seconds, 0 or more, not {settle!r}")
-        if max_message_bytes < 1:
-            raise ConfigurationError(
-                f"max_message_bytes must be at least 1, not {max_message_bytes!r}"
             )
         if marker is not None and (not marker or "/" in marker):
             raise ConfigurationError("marker is what a name ends in, such as .done")

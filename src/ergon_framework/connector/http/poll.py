@@ -23,6 +23,7 @@ from ergon_framework.connector.base import (
 from ergon_framework.connector.broker.connection import BrokerConnection, closed
 from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, InFlight
 from ergon_framework.connector.broker.message import MAX_MESSAGE_BYTES
+from ergon_framework.connector.broker.options import COUNT, SECONDS, Bound, takes_options
 from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.connector.http.options import address_of, client_rules, page_rules
 from ergon_framework.connector.http.page import found_at
@@ -86,6 +87,16 @@ class HttpPollConnector(ThreadedConsuming):
     exclusive: ClassVar[bool] = True
     """One process at a time polls as one consumer."""
 
+    @takes_options(
+        may_be_empty=["since_start"],
+        page_size=COUNT,
+        first_page=Bound(0),
+        late=SECONDS,
+        interval=SECONDS,
+        timeout=Bound(0.001, 3600),
+        remember=COUNT,
+        max_page_bytes=COUNT,
+    )
     def __init__(
         self,
         url: str,

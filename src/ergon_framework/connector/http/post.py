@@ -31,6 +31,7 @@ from ergon_framework.connector.broker.message import (
     BrokerMessage,
     MessageCodec,
 )
+from ergon_framework.connector.broker.options import COUNT, Bound, takes_options
 from ergon_framework.connector.broker.url import import_client
 from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.connector.http.options import (
@@ -97,6 +98,7 @@ class HttpPostConnector:
     ``envelope`` sends the other fields of the transaction, too, in headers.
     """
 
+    @takes_options(attempts=COUNT, timeout=Bound(0.001, 3600))
     def __init__(
         self,
         url: str,

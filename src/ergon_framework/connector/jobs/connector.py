@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from ergon_framework.connector.base import (
     refuse_extra,
     settling,
 )
+from ergon_framework.connector.broker.options import SOME_SECONDS, seconds_of, takes_options
 from ergon_framework.connector.jobs.claims import QueueConsumer
 from ergon_framework.connector.jobs.codec import (
     JobDelivery,
@@ -57,7 +57,6 @@ def checked(
     handler: object,
     executor: object,
     lease: float | None,
-    wait: object,
     options: object,
     settings: object,
 ) -> Given:
@@ -79,17 +78,8 @@ def checked(
             raise ConfigurationError("executor has a '#' in it", remedy="write it in the handler")
     except JobError as error:
         raise ConfigurationError(error.message, remedy=error.remedy) from error
-    seconds_of("wait", wait)
     changes = {} if lease is None else {"lease": lease}
     return Given(_settings(settings, changes), _options({} if options is None else options))
-
-
-def seconds_of(field: str, value: object) -> float:
-    """Seconds to wait: a finite number that is not negative."""
-    is_flag = isinstance(value, bool)
-    if isinstance(value, int | float) and not is_flag and 0 <= value <= sys.float_info.max:
-        return float(value)
-    raise ConfigurationError(f"{field} is {value!r}", remedy="give seconds, 0 for none")
 
 
 def _settings(given: object, changes: dict[str, Any]) -> JobsSettings:
@@ -149,6 +139,7 @@ class JobsConnector(ThreadedTwins):
     joins_trace: ClassVar[bool] = True
     """What is delivered goes on with the trace that its job was enqueued in."""
 
+    @takes_options(lease=SOME_SECONDS)
     def __init__(
         self,
         store: str | FullJobStore,
@@ -162,7 +153,7 @@ class JobsConnector(ThreadedTwins):
         options: Mapping[str, Any] | None = None,
         settings: JobsSettings | Mapping[str, Any] | None = None,
     ) -> None:
-        given = checked(store, queue, handler, executor, lease, wait, options, settings)
+        given = checked(store, queue, handler, executor, lease, options, settings)
         self.name = name
         self.queue = queue
         self._handler = handler

@@ -16,6 +16,7 @@ from ergon_framework.connector.base import (
     refuse_extra,
     settling,
 )
+from ergon_framework.connector.broker.options import COUNT, check_given, takes_options
 from ergon_framework.connector.jsonl.append_file import RotatingWriter
 from ergon_framework.connector.jsonl.codec import (
     NEWLINE,
@@ -57,6 +58,7 @@ class JsonlConnector(ThreadedTwins):
     exclusive_with: ClassVar[tuple[str, ...]] = ("inbox",)
     """With one of these options only one process at a time may have it; others may share it."""
 
+    @takes_options(max_line_bytes=COUNT, rotate_bytes=COUNT)
     def __init__(
         self,
         inbox: str | PathLike[str] | None = None,
@@ -71,7 +73,6 @@ class JsonlConnector(ThreadedTwins):
         rotate_bytes: int = ROTATE_BYTES,
         journal: JournalLimits | None = None,
     ) -> None:
-        _check_bounds(max_line_bytes=max_line_bytes, rotate_bytes=rotate_bytes)
         self.name = name
         self._raw = raw
         self._max_line_bytes = max_line_bytes
@@ -98,13 +99,10 @@ class JsonlConnector(ThreadedTwins):
         inbox: str | PathLike[str] | None = None,
         outbox: str | PathLike[str] | None = None,
         dead_letters: str | PathLike[str] | None = None,
-        *,
-        max_line_bytes: int = MAX_LINE_BYTES,
-        rotate_bytes: int = ROTATE_BYTES,
-        **_others: Any,
+        **others: Any,
     ) -> None:
         """Refuse what the constructor would refuse; nothing is made or locked."""
-        _check_bounds(max_line_bytes=max_line_bytes, rotate_bytes=rotate_bytes)
+        check_given(JsonlConnector, others)
         _check_places(inbox, outbox, dead_letters)
 
     @property
@@ -256,12 +254,6 @@ class JsonlConnector(ThreadedTwins):
                 "this JsonlConnector is closed",
                 remedy="open a new one; close it after the last use",
             )
-
-
-def _check_bounds(**bounds: int) -> None:
-    for name, value in bounds.items():
-        if value < 1:
-            raise ConfigurationError(f"{name} must be at least 1, not {value!r}")
 
 
 def _check_places(

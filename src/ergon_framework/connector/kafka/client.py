@@ -119,26 +119,6 @@ class ClientRule:
                 f"client must not hold {name}: the connector sets it",
                 remedy=f"leave {name} out; see the options of KafkaConnector",
             )
-        self._refuse_out_of_bounds()
-
-    def _refuse_out_of_bounds(self) -> None:
-        """What the client library would refuse only when it connects, without our names for it."""
-        most = MAX_MESSAGE - HEADROOM
-        if self.max_message_bytes > most:
-            raise ConfigurationError(
-                f"max_message_bytes is {self.max_message_bytes}, and Kafka's client takes"
-                f" {most} at most",
-                remedy="store the data elsewhere and send its address",
-            )
-        for name, longest in LONGEST.items():
-            if getattr(self, name) > longest:
-                raise ConfigurationError(
-                    f"{name} is {getattr(self, name)!r}", remedy=f"give {longest:.0f} or less"
-                )
-        if self.send_timeout < 0.001:  # none at all would mean for ever
-            raise ConfigurationError(
-                f"send_timeout is {self.send_timeout!r}", remedy="give 0.001 seconds or more"
-            )
         if not self.group:
             raise ConfigurationError("group is empty", remedy='name one, group="billing"')
 

@@ -19,6 +19,7 @@ from ergon_framework.connector.base import (
     Delivered,
     DroppedDeliveries,
     ThreadedConsuming,
+    check_batch_size,
     forget_settlement,
     is_first_settlement,
     refuse_extra,
@@ -33,10 +34,19 @@ from ergon_framework.connector.broker.message import (
     encoded,
     with_reason,
 )
+from ergon_framework.connector.broker.options import (
+    COUNT,
+    SECONDS,
+    Bound,
+    seconds_of,
+    takes_options,
+)
 from ergon_framework.connector.broker.url import BrokerUrl, import_client, tls_files
 from ergon_framework.connector.kafka.client import (
     EXAMPLE,
     HEADROOM,
+    LONGEST,
+    MAX_MESSAGE,
     PORT,
     SCHEMES,
     TLS,
@@ -128,6 +138,13 @@ class KafkaConnector(ThreadedConsuming):
     ack_never_waits: ClassVar[bool] = True
     """An outcome is noted, and committed later by the member's own thread."""
 
+    @takes_options(
+        max_message_bytes=Bound(1, MAX_MESSAGE - HEADROOM),
+        window=COUNT,
+        commit_interval=SECONDS,
+        revoke_wait=Bound(0, LONGEST["revoke_wait"]),
+        send_timeout=Bound(0.001, LONGEST["send_timeout"]),
+    )
     def __init__(
         self,
         url: str,
@@ -163,7 +180,7 @@ class KafkaConnector(ThreadedConsuming):
         self.name = name
         self.malformed = 0
         self._title = f"{broker.name}/{self.topic}"
-        self._wait = _seconds("wait", wait)
+        self._wait = wait
         self.waits_for_work = self._wait > 0
         self._key_path = _key_path(partition_key)
         self._retry_topic = retry_topic
@@ -174,15 +191,15 @@ class KafkaConnector(ThreadedConsuming):
             login=Login(is_tls, broker.user, broker.password, sasl_mechanism, ca, cert, key),
             group=group,
             max_message_bytes=max_message_bytes,
-            max_count=_positive("max_in_flight", max_in_flight),
-            max_bytes=_positive("max_in_flight_bytes", max_in_flight_bytes),
-            revoke_wait=_seconds("revoke_wait", revoke_wait),
-            send_timeout=_seconds("send_timeout", send_timeout),
+            max_count=max_in_flight,
+            max_bytes=max_in_flight_bytes,
+            revoke_wait=revoke_wait,
+            send_timeout=send_timeout,
             more=client or {},
         )
         self._member_rule = MemberRule(
             topics=[self.topic, *([retry_topic] if retry_topic else [])],
-            commit_interval=_seconds("commit_interval", commit_interval),
+            commit_interval=commit_interval,
             revoke_wait=revoke_wait,
             close_timeout=CLOSING,
         )
@@ -190,7 +207,7 @@ class KafkaConnector(ThreadedConsuming):
             _order(order),
             max_count=max_in_flight,
             max_bytes=max_in_flight_bytes,
-            window=_positive("window", window),
+            window=window,
         )
         self._sender = Sender(self._title, self._make_producer, CLOSING)
         self._member: GroupMember | None = None
@@ -500,7 +517,7 @@ class KafkaConnector(ThreadedConsuming):
             raise self._lost(entry)
 
     def _give_back(self, entry: Entry, seconds: float = 0.0) -> None:
-        if not self._opened().give_back(entry, _seconds("release_after's seconds", seconds)):
+        if not self._opened().give_back(entry, seconds_of("release_after's seconds", seconds)):
             raise self._lost(entry)
 
     def _lost(self, entry: Entry) -> ChannelLostError:
@@ -517,8 +534,8 @@ class KafkaConnector(ThreadedConsuming):
         self, batch_size: int, wait: float | None, extra: Mapping[str, Any]
     ) -> tuple[GroupMember, float]:
         refuse_extra(self, extra, _SETTINGS)
-        _positive("batch_size", batch_size)
-        return self._opened(), self._wait if wait is None else _seconds("wait", wait)
+        check_batch_size(batch_size)
+        return self._opened(), self._wait if wait is None else seconds_of("wait", wait)
 
     def _opened(self) -> GroupMember:
         with self._lock:
@@ -573,7 +590,7 @@ def _later(entry: Entry, topic: str, seconds: float) -> Record:
 
     One that has no id in its headers gets that of its place, which it would not have there.
     """
-    due = time.time() + _seconds("release_after's seconds", seconds)
+    due = time.time() + seconds_of("release_after's seconds", seconds)
     more = {NOT_BEFORE: f"{due:.3f}"}
     if not _texts(entry.message.headers()).get(TRANSACTION_ID):
         more[TRANSACTION_ID] = encoded(_place(entry))
@@ -641,17 +658,3 @@ def _order(given: str) -> Order:
     except ValueError:
         known = ", ".join(Order)
         raise ConfigurationError(f"order is {given!r}", remedy=f"choose from {known}") from None
-
-
-def _positive(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(
-            f"{name} must be at least 1, not {value!r}", remedy="give a whole number above 0"
-        )
-    return value
-
-
-def _seconds(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ConfigurationError(f"{name} is {value!r}", remedy="give seconds, 0 for none")
-    return float(value)

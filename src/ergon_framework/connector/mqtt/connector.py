@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 from ergon_framework.connector.base import (
     DroppedDeliveries,
     OwnThreads,
+    check_batch_size,
     inherited,
     refuse_extra,
     settling,
@@ -26,9 +27,10 @@ from ergon_framework.connector.broker.message import (
     encoded,
     with_reason,
 )
+from ergon_framework.connector.broker.options import Bound, seconds_of, takes_options
 from ergon_framework.connector.broker.url import BrokerUrl, tls_files
 from ergon_framework.connector.broker.wakeup import Wakeup
-from ergon_framework.connector.mqtt.options import check_names, check_numbers
+from ergon_framework.connector.mqtt.options import MAX_16_BITS, MAX_32_BITS, check_names
 from ergon_framework.connector.mqtt.publication import (
     MqttPublication,
     check_texts,
@@ -56,8 +58,6 @@ logger = logging.getLogger("ergon.connector")
 
 SCHEMES = ("mqtt", "mqtts")
 PORTS = {"mqtt": 1883, "mqtts": 8883}
-MAX_RECEIVED = 65_535
-"""The field of MQTT has 16 bits."""
 DROPPED_FOR = 30.0
 """Seconds after which a message is delivered again that nobody has any more, and nobody settled."""
 _SETTINGS = "a fetch takes wait, and a dispatch takes none"
@@ -74,6 +74,12 @@ class MqttConnector:
     exclusive: ClassVar[bool] = True
     """A broker ends the connection of a session when another one takes it over."""
 
+    @takes_options(
+        keepalive=Bound(1, MAX_16_BITS),
+        session_expiry=Bound(1, MAX_32_BITS),
+        message_expiry=Bound(1, MAX_32_BITS),
+        dead_letter_expiry=Bound(1, MAX_32_BITS),
+    )
     def __init__(
         self,
         url: str,
@@ -113,13 +119,6 @@ class MqttConnector:
             publish_to=publish_to,
             dead_letter_topic=dead_letter_topic,
         )
-        check_numbers(
-            max_in_flight=max_in_flight,
-            session_expiry=session_expiry,
-            message_expiry=message_expiry,
-            dead_letter_expiry=dead_letter_expiry,
-            keepalive=keepalive,
-        )
         self.name = name
         self.malformed = 0
         self._target = publish_to or self.topic
@@ -129,10 +128,10 @@ class MqttConnector:
         self._expiries = (message_expiry, dead_letter_expiry)
         self._retain, self._wants_retained = retain, retained
         self._codec = MessageCodec(format, max_message_bytes, name)
-        self._wait = _seconds("wait", wait)
+        self._wait = wait
         self.waits_for_work = self._wait > 0
         self._durable = SessionOptions(
-            self._url, tls, keepalive, client_id, session_expiry, min(max_in_flight, MAX_RECEIVED)
+            self._url, tls, keepalive, client_id, session_expiry, min(max_in_flight, MAX_16_BITS)
         )
         self._passing = SessionOptions(self._url, tls, keepalive)
         self._wakeup = Wakeup()
@@ -292,11 +291,11 @@ class MqttConnector:
 
     def release_after(self, transaction: Transaction, seconds: float) -> None:
         """It could not begin: it waits here for so many seconds, unacknowledged."""
-        self._park(transaction, current_clock().now() + _seconds("seconds", seconds))
+        self._park(transaction, current_clock().now() + seconds_of("seconds", seconds))
 
     async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
         """The asyncio twin of :meth:`release_after`."""
-        self._park(transaction, asyncio.get_running_loop().time() + _seconds("seconds", seconds))
+        self._park(transaction, asyncio.get_running_loop().time() + seconds_of("seconds", seconds))
 
     def observe(self) -> Iterator[Observation]:
         """What ``ergon doctor`` says: whether the broker answers."""
@@ -310,7 +309,7 @@ class MqttConnector:
 
     def _checked(self, batch_size: int, wait: float | None, extra: Mapping[str, Any]) -> float:
         refuse_extra(self, extra, _SETTINGS)
-        check_numbers(batch_size=batch_size)
+        check_batch_size(batch_size)
         if self._durable.client_id is None:
             raise ConfigurationError(
                 f"the connector to {self._url.name} has no client_id, so it cannot consume",
@@ -324,7 +323,7 @@ class MqttConnector:
                 " them share the work",
             )
         self._wakeup.begin()
-        return self._wait if wait is None else _seconds("wait", wait)
+        return self._wait if wait is None else seconds_of("wait", wait)
 
     def _read(
         self, taken: Iterable[Arrived]
@@ -539,10 +538,3 @@ def _let_go(making: Future[MqttSession]) -> None:
     """Nobody waits any more for the session that was being made."""
     if not making.cancelled() and making.exception() is None:
         making.result().close()
-
-
-def _seconds(name: str, value: object) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and 0 <= value < float("inf"):  # type: ignore[operator]
-        return float(value)  # type: ignore[arg-type]
-    raise ConfigurationError(f"{name} is {value!r}", remedy="give seconds, 0 for none")

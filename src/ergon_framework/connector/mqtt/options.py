@@ -8,28 +8,9 @@ from __future__ import annotations
 from ergon_framework.connector.mqtt.publication import MAX_TEXT
 from ergon_framework.errors import ConfigurationError
 
-BOUNDS = {
-    "keepalive": 65_535,
-    "session_expiry": 4_294_967_295,
-    "message_expiry": 4_294_967_295,
-    "dead_letter_expiry": 4_294_967_295,
-}
-"""Fields of 16 and of 32 bits."""
-
-
-def check_numbers(**given: int | None) -> None:
-    """Refuse a number below 1, or one that its field does not hold."""
-    for name, value in given.items():
-        if value is not None and value < 1:
-            raise ConfigurationError(
-                f"{name} must be at least 1, not {value!r}", remedy=f"give {name} a larger number"
-            )
-        most = BOUNDS.get(name)
-        if value is not None and most is not None and value > most:
-            raise ConfigurationError(
-                f"{name} is {value!r}, and MQTT has room for {most} at most",
-                remedy=f"give {name}={most} or less",
-            )
+MAX_16_BITS = 65_535
+MAX_32_BITS = 4_294_967_295
+"""What the fields of MQTT have room for."""
 
 
 def check_names(

@@ -19,6 +19,7 @@ from ergon_framework.connector.broker.message import (
     MessageCodec,
     with_reason,
 )
+from ergon_framework.connector.broker.options import COUNT, SOME_SECONDS, Bound, takes_options
 from ergon_framework.connector.nats.jetstream import (
     MESSAGE_ID,
     DurableConsumer,
@@ -71,6 +72,7 @@ class NatsConnector(ThreadedTwins):
     fetch_transaction_by_id_async: ClassVar[Any] = None
     """A server finds messages by their place alone, not by an id."""
 
+    @takes_options(max_deliver=Bound(0), ack_wait=SOME_SECONDS, start_sequence=COUNT)
     def __init__(
         self,
         url: str,

@@ -22,8 +22,6 @@ ROLES = {
 }
 """The roles, and what a column needs for each."""
 WHOLE_ROW = "*"
-MAX_LEASE = 1e9
-"""Seconds; no server adds more to its time."""
 _FORM = 'write the roles that columns play, such as columns="headers, status=state, error"'
 
 
@@ -75,8 +73,6 @@ def options_of(
             "keep leaves rows that are done in the table, and no column says that they are",
             remedy='name the column: columns="status"; without keep they are deleted',
         )
-    if isinstance(lease, bool) or not 0 < lease < MAX_LEASE:
-        raise ConfigurationError(f"lease is {lease!r}", remedy="give seconds, more than 0")
     pending, done, dead = words
     return TableOptions(table, found, pending, done, dead, keep, dead_letters, float(lease))
 

@@ -21,6 +21,7 @@ from ergon_framework.connector.broker.message import (
     MalformedMessageError,
     MessageCodec,
 )
+from ergon_framework.connector.broker.options import SOME_SECONDS, Bound, takes_options
 from ergon_framework.connector.postgres.columns import options_of
 from ergon_framework.connector.postgres.errors import PostgresConnectorError
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
@@ -64,6 +65,7 @@ class PostgresConnector(ThreadedTwins):
     joins_trace: ClassVar[bool] = True
     """What is delivered goes on with the trace that its row was inserted in."""
 
+    @takes_options(lease=SOME_SECONDS, max_deliveries=Bound(0))
     def __init__(
         self,
         url: str,

@@ -34,6 +34,7 @@ from ergon_framework.connector.broker.message import (
     MessageCodec,
     with_reason,
 )
+from ergon_framework.connector.broker.options import SOME_SECONDS, Bound, seconds_of, takes_options
 from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.connector.rabbitmq.errors import (
     LOCKED,
@@ -55,12 +56,11 @@ from ergon_framework.connector.rabbitmq.messages import (
     readable_headers,
 )
 from ergon_framework.connector.rabbitmq.options import (
+    MAX_HEARTBEAT,
     login,
-    positive,
-    seconds_of,
     short_names,
 )
-from ergon_framework.connector.rabbitmq.prefetch import PrefetchWindow
+from ergon_framework.connector.rabbitmq.prefetch import MAX_PREFETCH, PrefetchWindow
 from ergon_framework.connector.rabbitmq.threads import PikaConsumer, PikaPublisher
 from ergon_framework.connector.rabbitmq.topology import QueuePlan, Topology, parking_step
 from ergon_framework.engine.atfork import renew_after_fork
@@ -117,6 +117,13 @@ class RabbitConnector:
     otherwise that follows the fetches.
     """
 
+    @takes_options(
+        may_be_empty=["routing_key"],
+        delivery_limit=Bound(1, MAX_DELIVERY_LIMIT),
+        consumer_timeout=SOME_SECONDS,
+        prefetch=Bound(1, MAX_PREFETCH),
+        heartbeat=Bound(0, MAX_HEARTBEAT),
+    )
     def __init__(
         self,
         url: str,
@@ -141,17 +148,6 @@ class RabbitConnector:
         cert: str | None = None,
         key: str | None = None,
     ) -> None:
-        positive(
-            delivery_limit=delivery_limit,
-            consumer_timeout=consumer_timeout,
-            prefetch=prefetch,
-            max_in_flight=max_in_flight,
-            max_in_flight_bytes=max_in_flight_bytes,
-        )
-        if delivery_limit > MAX_DELIVERY_LIMIT:
-            raise ConfigurationError(
-                f"delivery_limit is {delivery_limit}", remedy=f"give {MAX_DELIVERY_LIMIT} or less"
-            )
         self._login = login(
             url, sasl=sasl, ca=ca, cert=cert, key=key, heartbeat=heartbeat, name=name or "ergon"
         )
@@ -179,7 +175,7 @@ class RabbitConnector:
         self._may_declare = declare
         self._bounds = (max_in_flight, max_in_flight_bytes, prefetch)
         self._codec = MessageCodec(format, max_message_bytes, name)
-        self._wait = seconds_of("wait", wait)
+        self._wait = wait
         self.waits_for_work = self._wait > 0
         self._may_ask = True
         self._dropped: DroppedDeliveries[Received] = DroppedDeliveries()

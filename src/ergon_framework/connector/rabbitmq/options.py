@@ -130,10 +130,6 @@ def login(
             "sasl=external proves who you are with a certificate, and there is none",
             remedy="give cert and key, and write amqps://",
         )
-    if not 0 <= heartbeat <= MAX_HEARTBEAT:
-        raise ConfigurationError(
-            f"heartbeat is {heartbeat} seconds", remedy=f"give 0 to {MAX_HEARTBEAT}; 0 sends none"
-        )
     made = RabbitLogin(
         found, sasl, context_of(TLS_OPTIONS, ca, cert, key) if has_tls else None, heartbeat, name
     )
@@ -143,21 +139,6 @@ def login(
             remedy=f"write {example}, or amqp://host/virtual-host/orders",
         )
     return made
-
-
-def positive(**given: float | None) -> None:
-    """Refuse a bound that nothing could pass."""
-    for name, value in given.items():
-        if value is not None and value <= 0:
-            raise ConfigurationError(f"{name} must be above 0, not {value!r}")
-
-
-def seconds_of(name: str, value: object) -> float:
-    """Seconds to wait: a finite number that is not negative."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and 0 <= value < float("inf"):  # type: ignore[operator]
-        return float(value)  # type: ignore[arg-type]
-    raise ConfigurationError(f"{name} is {value!r}", remedy="give seconds, 0 for none")
 
 
 def short_names(**given: str | None) -> None:

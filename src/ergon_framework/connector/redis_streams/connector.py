@@ -34,6 +34,7 @@ from ergon_framework.connector.broker.message import (
     encoded,
     with_reason,
 )
+from ergon_framework.connector.broker.options import COUNT, Bound, takes_options
 from ergon_framework.connector.broker.url import BrokerUrl
 from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.connector.redis_streams.client import (
@@ -53,7 +54,7 @@ from ergon_framework.connector.redis_streams.group import (
 )
 from ergon_framework.connector.redis_streams.in_hand import Deliveries, HeldEntry
 from ergon_framework.connector.redis_streams.options import (
-    check_bounds,
+    MAX_CLAIM_IDLE,
     check_names,
     check_start,
     refuse_header,
@@ -103,6 +104,7 @@ class RedisStreamsConnector(ThreadedTwins):
     refused. ``malformed`` counts entries that are no transactions and were set aside.
     """
 
+    @takes_options(claim_idle=Bound(0, MAX_CLAIM_IDLE, is_above=True), max_length=COUNT)
     def __init__(
         self,
         url: str,
@@ -127,7 +129,6 @@ class RedisStreamsConnector(ThreadedTwins):
     ) -> None:
         check_names(stream, group, body_field, dead_letters)
         check_start(start)
-        check_bounds(claim_idle=claim_idle, wait=wait, max_length=max_length)
         place = BrokerUrl.of(url, port=PORT, schemes=("redis", "rediss"), example=EXAMPLE)
         place.refuse_query("RedisStreamsConnector")
         self.name = name

@@ -36,22 +36,6 @@ def check_start(start: str) -> None:
         )
 
 
-def check_bounds(*, claim_idle: float, wait: float, max_length: int | None) -> None:
-    """Refuse numbers that are out of bounds."""
-    if not 0 < claim_idle <= MAX_CLAIM_IDLE:
-        raise ConfigurationError(
-            f"claim_idle must be above 0 and at most {MAX_CLAIM_IDLE:.0f} seconds,"
-            f" not {claim_idle!r}"
-        )
-    if not wait >= 0:
-        raise ConfigurationError(f"wait must be at least 0 seconds, not {wait!r}")
-    if max_length is not None and max_length < 1:
-        raise ConfigurationError(
-            f"max_length must be at least 1, not {max_length!r}",
-            remedy="leave it out to keep every entry",
-        )
-
-
 def refuse_header(body_field: str, messages: Iterable[BrokerMessage]) -> None:
     """Refuse a header that would stand in the place of the body."""
     for message in messages:

@@ -32,6 +32,7 @@ from ergon_framework.connector.broker.message import (
     MessageCodec,
     with_reason,
 )
+from ergon_framework.connector.broker.options import Bound, takes_options
 from ergon_framework.connector.broker.url import BrokerUrl, import_client
 from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.connector.sqs.held import HeldMessage, HeldMessages
@@ -91,6 +92,7 @@ class SqsConnector(ThreadedConsuming):
 
     joins_trace: ClassVar[bool] = True
 
+    @takes_options(visibility=Bound(1, MAX_VISIBILITY), wait=Bound(0, LONGEST_WAIT))
     def __init__(
         self,
         url: str,
@@ -121,7 +123,7 @@ class SqsConnector(ThreadedConsuming):
         self._title = f"sqs://{place.host}/{place.path}"
         self._endpoint, self._ca = endpoint, ca
         self._was_reached = False
-        self._visibility = _whole("visibility", visibility, 1, MAX_VISIBILITY)
+        self._visibility = visibility
         self._wait = _whole("wait", wait, 0, LONGEST_WAIT)
         self.waits_for_work = self._wait > 0
         refuse_own_dead_letters(queue=self.queue, dead_letter_queue=dead_letter_queue)

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import msgspec
 
+from ergon_framework.connector.broker.options import COUNT, SOME_SECONDS, takes_options
 from ergon_framework.connector.webhook.signatures import (
     TOLERANCE,
     Secrets,
@@ -91,6 +92,7 @@ class WebhookReceiver:
     ``accepted`` and ``refused`` count requests; ``refused`` by the code of the answer.
     """
 
+    @takes_options(max_body_bytes=COUNT, max_requests=COUNT, timeout=SOME_SECONDS)
     def __init__(
         self,
         target: Any,
@@ -108,7 +110,6 @@ class WebhookReceiver:
         now: Callable[[], float] = time.time,
     ) -> None:
         _check(name, id_header, id_field, format, headers)
-        _check_bounds(max_body_bytes=max_body_bytes, max_requests=max_requests, timeout=timeout)
         if not callable(getattr(signature, "verify", None)):
             raise ConfigurationError(
                 "a webhook needs a signature: without one, anybody could send anything",
@@ -353,12 +354,6 @@ def _check(
         )
     if isinstance(headers, str):
         raise ConfigurationError("headers is one text", remedy=f"write headers=({headers[:40]!r},)")
-
-
-def _check_bounds(**bounds: Any) -> None:
-    for name, value in bounds.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise ConfigurationError(f"{name} must be above 0, not {value!r}")
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
