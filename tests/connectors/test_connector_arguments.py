@@ -89,9 +89,9 @@ def test_nothing_is_parked_for_a_time_that_is_none(connector: Any, seconds: Any)
             "drain must be .* a number of 1329 bits",
         ),
         (
-            lambda: BoundaryConnector("http://127.0.0.1:1", from_zone="a", outbox=3),
+            lambda: BoundaryConnector("http://127.0.0.1:1", outbox=3),  # type: ignore[arg-type]
             "outbox must be text, not 3",
-        ),  # type: ignore[arg-type]
+        ),
     ],
 )
 def test_arguments_of_the_wrong_type_are_mistakes_of_settings(
