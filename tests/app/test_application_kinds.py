@@ -24,7 +24,13 @@ from ergon_framework import (
     UnitOfWork,
 )
 from ergon_framework.connector.boundary import Zone
-from ergon_framework.errors import ConfigurationError, FetchException, HookError, WiringError
+from ergon_framework.errors import (
+    ConfigurationError,
+    ErgonError,
+    FetchException,
+    HookError,
+    WiringError,
+)
 from ergon_framework.task.functions import consumer
 from tests.servers.server import free_port
 
@@ -278,6 +284,30 @@ def test_a_provider_is_declared_once() -> None:
         with pytest.raises(WiringError, match=r"'rates' is declared twice .*: attempts, quota"):
             app.provider("rates", quota="99/day", attempts=2)
         app.provider("other", quota="99/day")
+
+
+def test_a_declaration_that_was_refused_leaves_nothing_behind() -> None:
+    """Somebody at a prompt corrects it, and declares it again under the same name."""
+    with App(url="memory://") as app:
+        for wrong in ({"quota": "10/fortnight"}, {"timeout": float("nan")}):
+            with pytest.raises(ConfigurationError, match="the provider 'rates'"):
+                app.provider("rates", **wrong)
+        rates = app.provider("rates", quota="10/day")
+
+        def quote() -> float:
+            return 1.08
+
+        for declare in (rates.call, rates.call):
+            with pytest.raises(ConfigurationError, match="attempts"):
+                declare(attempts=0)(quote)
+        assert rates.call(quote)() == 1.08
+
+        def sweep() -> None: ...
+
+        for refused in (app.schedule("x"), app.schedule(every="1h", args=[1])):
+            with pytest.raises(ErgonError):
+                refused(sweep)
+        assert app.schedule(every="1h")(sweep).name == "sweep"
 
 
 def test_a_table_may_take_the_bound_away_that_a_function_needs(tmp_path: Path) -> None:

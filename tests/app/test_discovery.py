@@ -10,6 +10,8 @@ import pytest
 from ergon_framework.app.discovery import FoundProject, find_project, nowhere
 from ergon_framework.app.settings import load_settings
 from ergon_framework.app.settings.stores import base_of, store_url
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.jobs import JobClient
 
 
 @pytest.fixture
@@ -87,3 +89,15 @@ def test_a_folder_stands_for_the_settings_in_it(home: Path) -> None:
     assert store_url(load_settings(None, environ={"ERGON_CONFIG": str(shop)})) == (
         f"sqlite:///{shop / 'work.db'}"
     )
+
+
+def test_what_is_no_file_is_told_as_what_it_is(home: Path) -> None:
+    """A folder was meant as the store, and is refused as one; a link that leads nowhere is none."""
+    inner = folders(home, "shop")
+    (inner / "ergon.db").mkdir()
+    url = store_url(load_settings(inner, {}))
+    with pytest.raises(StoreUnavailableError, match=r"ergon\.db is a folder"):
+        JobClient(url)
+    (inner / "ergon.db").rmdir()
+    (inner / "ergon.db").symlink_to("missing.db")
+    assert f"{inner / 'ergon.db'}, which leads nowhere" in nowhere(inner)

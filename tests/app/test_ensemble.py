@@ -91,6 +91,7 @@ def test_what_a_name_means(settings: Settings, text: str, part: Part) -> None:
 
 BOTH = "'plant' means the task 'tasks.plant' and the zone 'zones.plant'"
 TWO = "'worker' means the task 'tasks.worker' and the worker 'worker'"
+NAMES = "or a name from [tasks] or [zones]"
 NONE = "there is no task 'ordres' in the settings, and no other part; did you mean 'orders'?"
 
 
@@ -99,7 +100,11 @@ NONE = "there is no task 'ordres' in the settings, and no other part; did you me
     [
         ("plant", BOTH, "write tasks.plant or zones.plant"),
         ("worker", TWO, "write tasks.worker or ergon worker"),
-        ("ordres", NONE, "write module:Class, or a name from [tasks] or [zones]"),
+        (
+            "ordres",
+            NONE,
+            f"write module:app or script.py:app for an App, module:Class for a task, {NAMES}",
+        ),
     ],
 )
 def test_a_name_that_means_nothing_or_two_things(

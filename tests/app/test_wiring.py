@@ -80,6 +80,7 @@ def test_the_working_directory_is_searched(workplace: Workplace) -> None:
         ("shop.deep:Orders", "there is no module 'shop.deep'"),
         ("shop:Transaction", "shop:Transaction is a class, but no task"),
         ("shop:IMPORTANT", "shop:IMPORTANT is of type int, and no task"),
+        ("shop:IMPORTANT", "what an App declares is run by the App, named as module:app"),
         ("broken:Orders", "broken.py, line 3: ZeroDivisionError: division by zero"),
         ("wrong:Orders", "wrong.py, line 1: SyntaxError"),
         ("leaving:Orders", "SystemExit: 3"),

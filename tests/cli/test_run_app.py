@@ -179,7 +179,9 @@ def test_what_is_no_app_is_refused(script: Path, capsys: pytest.CaptureFixture[s
     assert "no other process could import" in told(capsys, "jobs/v2.1.py:app")
     script.with_name("hasty.py").write_text(SCRIPT + "\ngreet.enqueue('eve')\n")
     assert 'if __name__ == "__main__"' in told(capsys, "jobs/hasty.py")
-    assert "--burst is for an App" in told(capsys, "worker", "--burst")
+    assert "--burst is for an App, and 'worker' is none (name one, module:app" in told(
+        capsys, "worker", "--burst"
+    )
 
 
 # ---- running it again ----------------------------------------------------------------------------

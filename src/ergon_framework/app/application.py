@@ -54,7 +54,7 @@ from ergon_framework.app.app_arguments import (
 )
 from ergon_framework.app.job_handlers import JobHandler
 from ergon_framework.engine.atfork import renew_after_fork
-from ergon_framework.errors import ConfigurationError, WiringError
+from ergon_framework.errors import ConfigurationError, ErgonError, WiringError
 from ergon_framework.executor import Registry
 from ergon_framework.ports.job_options import HandlerOptions
 from ergon_framework.ports.lifespan import (
@@ -238,6 +238,7 @@ class App:
         check_schedule_words(options)
 
         def declare(function: Callable[P, T] | JobHandler[P, T]) -> JobHandler[P, T]:
+            is_new = not isinstance(function, JobHandler)
             if isinstance(function, JobHandler):
                 handler = function.options(**options) if options else function
             else:
@@ -253,16 +254,26 @@ class App:
                 "jitter": jitter,
                 "ends_at": ends_at,
             }
-            checked = handler.checked_schedule(fields)
-            own = handler.schedule_name(name)
-            if own in self._schedules:
-                raise WiringError(
-                    f"there are two schedules named {own!r}", remedy="give one of them a name="
-                )
-            self._schedules[own] = (handler, checked)
+            try:
+                self._add_schedule(handler, name, fields)
+            except ErgonError:
+                if is_new:  # it must not stand in the way of the one that replaces it
+                    self.registry.remove(handler.name)
+                raise
             return handler
 
         return declare
+
+    def _add_schedule(
+        self, handler: JobHandler[Any, Any], name: str | None, fields: Mapping[str, Any]
+    ) -> None:
+        checked = handler.checked_schedule(fields)
+        own = handler.schedule_name(name)
+        if own in self._schedules:
+            raise WiringError(
+                f"there are two schedules named {own!r}", remedy="give one of them a name="
+            )
+        self._schedules[own] = (handler, checked)
 
     @shows("app.chain(fetch.step(url), resize.options(queue='slow').step(80))")
     def chain(
@@ -390,7 +401,8 @@ class App:
         from ergon_framework.providers.functions import Provider
 
         check_provider_words(options)
-        self._refuse_other_options(name, dict(options))
+        given = dict(options)
+        self._refuse_other_options(name, given)
         options.setdefault("store", partial(self._call_store, name))
         made = Provider(
             name,
@@ -399,6 +411,8 @@ class App:
             settings=partial(self._provider_settings, name),
             **options,
         )
+        # Last: options that are refused must not stand in the way of those that replace them.
+        self._provider_options[name] = given
         self._providers.append(made)
         return made
 
@@ -407,8 +421,12 @@ class App:
 
         Whichever were called first would decide how the calls of the other are counted.
         """
-        before = self._provider_options.setdefault(name, given)
-        differing = {each for each in {**before, **given} if before.get(each) != given.get(each)}
+        before = self._provider_options.get(name, given)
+        differing = {
+            each
+            for each in {**before, **given}
+            if before is not given and before.get(each) != given.get(each)
+        }
         if differing:
             raise WiringError(
                 f"the provider {name!r} is declared twice in this App, with other options:"

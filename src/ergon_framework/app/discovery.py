@@ -64,7 +64,10 @@ def nowhere(start: Path | None = None) -> str:
         if os.path.lexists(folder / name)
     ]
     text = f"there is no settings file and no {STORE_FILE} in {here} or above"
-    return f"{text} but {others[0]}, which belongs to another user" if others else text
+    if not others:
+        return text
+    why = "belongs to another user" if others[0].exists() else "leads nowhere"
+    return f"{text} but {others[0]}, which {why}"
 
 
 def _upwards(here: Path) -> Iterator[Path]:

@@ -112,7 +112,8 @@ def part_named(text: str, settings: Settings) -> Part:
     raise WiringError(
         f"there is no task {text!r} in the settings, and no other part; "
         f"{did_you_mean(text, known)}",
-        remedy="write module:Class, or a name from [tasks] or [zones]",
+        remedy="write module:app or script.py:app for an App, module:Class for a task, or a name"
+        " from [tasks] or [zones]",
     )
 
 

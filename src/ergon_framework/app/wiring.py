@@ -421,7 +421,7 @@ def _check_is_task(task: object, reference: str) -> None:
     raise WiringError(
         f"{reference} is {what} no task",
         remedy="derive it from ConsumerTask or another task class, or decorate a function with"
-        " @consumer(...)",
+        " @consumer(...); what an App declares is run by the App, named as module:app",
     )
 
 

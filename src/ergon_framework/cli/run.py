@@ -250,7 +250,10 @@ def run(
             _check_config(app, config)
         return _run_app(app, workers, burst=burst, as_json=as_json)
     if burst:
-        raise ConfigurationError("--burst is for an App", remedy="leave it out")
+        raise ConfigurationError(
+            f"--burst is for an App, and {target or ''!r} is none",
+            remedy="name one, module:app or script.py:app, or leave --burst out",
+        )
     part = part_named(target or "", load_settings(config))
     if part.kind is not PartKind.TASK:
         check_options(context, f"the {part.kind.value} {part.name!r}")

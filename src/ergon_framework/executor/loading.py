@@ -89,7 +89,7 @@ def _from_module(name: str) -> ModuleType:
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise AppError(f"there is no file {str(path)!r}", remedy="name one, or module:registry")
+        raise AppError(f"there is no file {str(path)!r}", remedy="name one, or module:name")
     sys.path.insert(0, str(path.parent.resolve()))
     if path.suffix != ".py" or "." in path.stem or path.stem == "__main__":
         return _by_location(path)

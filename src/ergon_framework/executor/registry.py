@@ -209,6 +209,10 @@ class Registry:
         self._handlers[name] = handler
         return function
 
+    def remove(self, name: str) -> None:
+        """Take a handler back, so that another one may have its name."""
+        del self._handlers[name]
+
     @property
     def dependencies(self) -> Dependencies:
         """The lifespans, made at the first use: an executor without any starts sooner."""

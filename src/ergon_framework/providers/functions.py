@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 
     Store = str | ProviderStore | Callable[[], str | ProviderStore | None] | None
 
+Made = TypeVar("Made")
 Base = TypeVar("Base", bound="FunctionProvider | AsyncFunctionProvider")
 
 BUDGET = float(60)
@@ -266,12 +267,17 @@ class Provider:
     def _stream(self, function: Any, operation: str | None, changes: CallChanges) -> Any:
         attempt = self._declared(function, operation, is_stream=True)
         kind = AsyncProviderStream if attempt.is_async else ProviderStream
-        return kind(self, attempt, self._options_of(attempt, changes))
+        return self._added(kind(self, attempt, self._options_of(attempt, changes)), attempt)
 
     def _call(self, function: Any, operation: str | None, changes: CallChanges) -> Any:
         attempt = self._declared(function, operation, is_stream=False)
         kind = AsyncProviderCall if attempt.is_async else ProviderCall
-        return kind(self, attempt, self._options_of(attempt, changes))
+        return self._added(kind(self, attempt, self._options_of(attempt, changes)), attempt)
+
+    def _added(self, made: Made, attempt: FunctionAttempt) -> Made:
+        """Last: a declaration that is refused must not stand in the way of the next one."""
+        self._attempts[attempt.operation] = attempt
+        return made
 
     def _declared(
         self, function: Any, operation: str | None, *, is_stream: bool
@@ -298,7 +304,7 @@ class Provider:
                 f"the provider {self.name!r} has the operation {name!r} twice",
                 remedy='name one of them: @provider.call(operation="...")',
             )
-        attempt = FunctionAttempt(
+        return FunctionAttempt(
             signature,
             self.name,
             name,
@@ -306,8 +312,6 @@ class Provider:
             is_async=yields_async or is_coroutine(function),
             is_stream=is_stream,
         )
-        self._attempts[name] = attempt
-        return attempt
 
     def _options_of(self, attempt: FunctionAttempt, changes: CallChanges) -> CallOptions:
         check_declared_call(self.name, changes)

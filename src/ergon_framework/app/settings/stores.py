@@ -25,7 +25,7 @@ def store_url(settings: Settings, *own: SecretStr | None) -> str:
     the settings, or in the working directory, is the store if it is there: ``App()`` makes it.
     """
     base, url = base_of(settings), url_as_written(settings, *own)
-    if not url and (base / SCRIPT_FILE).is_file():
+    if not url and (base / SCRIPT_FILE).exists():  # a folder was meant, too: who opens it says so
         url = f"{SQLITE}{SCRIPT_FILE}"
     return resolve_url(url, base)
 
