@@ -19,6 +19,7 @@ from ergon_framework.executor import Registry
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import Search
 from tests import fork_server
 from tests.jobs.manual_worker import Clock, Hand
@@ -116,6 +117,37 @@ def test_many_at_once_make_one_job(client: JobClient, hand: Hand) -> None:
         each.join()
     assert (len(made), client.count(Search())) == (1, 2)
     assert {error.details["became"] for error in refused} == set(made)
+
+
+@pytest.mark.parametrize("new_id", ["new", None])
+@pytest.mark.parametrize("kind", [MemoryJobStore, SqliteJobStore])
+def test_two_who_edit_one_unique_job(
+    kind: type[MemoryJobStore | SqliteJobStore],
+    new_id: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second is told what became of it, not that a third job holds its key."""
+    store = MemoryJobStore() if kind is MemoryJobStore else SqliteJobStore(tmp_path / "jobs.db")
+    client = JobClient(store=store)
+    bury(client, Hand(store), ["a.png"], unique="k")
+    replace = kind.replace
+
+    def overtaken(*given: Any) -> bool:
+        monkeypatch.setattr(kind, "replace", replace)
+        assert client.edit_and_requeue("old", ["b.png"], new_id="new").is_new
+        return replace(*given)
+
+    monkeypatch.setattr(kind, "replace", overtaken)
+    if new_id is None:
+        with pytest.raises(JobStateError, match="cannot be edited") as caught:
+            client.edit_and_requeue("old", ["c.png"])
+        assert caught.value.details["became"] == "new"
+    else:
+        again = client.edit_and_requeue("old", ["c.png"], new_id=new_id)
+        assert (again, again.is_new) == ("new", False)
+    assert client.count(Search()) == 2
+    client.close()
 
 
 def test_only_a_dead_letter_can_be_edited(client: JobClient, hand: Hand) -> None:

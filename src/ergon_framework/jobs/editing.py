@@ -75,10 +75,16 @@ def edit_and_requeue(
             settlement = settler.settle_stored(job, request, store.now())
         except InvalidTransition as error:
             raise _cannot(store, job, became) from error
-        if store.replace(settlement, made):
+        try:
+            is_replaced = store.replace(settlement, made)
+        except DuplicateJobError:
+            _ask_again_if_edited(store, job_id)
+            raise
+        if is_replaced:
             emit("job.edited", job_id=job.id, became=wanted, by=edit.by)
             emit("job.enqueued", job_id=wanted, handler=made.handler, queue=made.queue)
             return EnqueueResult(wanted, True)
+        _ask_again_if_edited(store, job_id)
         holder = key_holder(store, job)
         if holder is not None:
             raise DuplicateJobError(
@@ -89,6 +95,12 @@ def edit_and_requeue(
         raise ConflictError
 
     return retry_conflicts(attempt, max_attempts=MAX_CONFLICTS, give_up=lambda: too_busy(job_id))
+
+
+def _ask_again_if_edited(store: FullJobStore, job_id: str) -> None:
+    """Somebody else has just sent it back: the job that holds its key is the one it became."""
+    if became_of(found(store, job_id)) is not None:
+        raise ConflictError
 
 
 def became_of(job: Job) -> str | None:
