@@ -90,6 +90,23 @@ def test_a_failing_group_fails_the_run(
 
 
 @pytest.mark.slow
+def test_what_there_is_no_time_for_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A group that runs is not cut off, and its failure counts."""
+    for name, body in (("boundary", "time.sleep(0.5); assert 0"), ("docs", "pass")):
+        path = tmp_path / "tests" / name / "test_it.py"
+        path.parent.mkdir(parents=True)
+        path.write_text(f"import time\ndef test_it():\n    {body}\n")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    groups = run_tests.groups(tmp_path / "tests")
+    assert run_tests.run_all(groups, 1, tmp_path, start_until=0.1) == 1
+    told = capfd.readouterr().out
+    assert "== boundary: exit code 1" in told
+    assert "NOT run: docs" in told
+
+
+@pytest.mark.slow
 def test_a_run_that_is_stopped_leaves_no_group_behind(tmp_path: Path) -> None:
     """Its groups stop their servers, and what they said until then is printed."""
     path = tmp_path / "tests" / "new" / "test_it.py"

@@ -7,6 +7,7 @@ import asyncio
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,21 @@ pytestmark = pytest.mark.req("ONE:house")
 SOURCE = ROOT / "src" / "ergon_framework"
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Everything in a module that is no expression, of which there are ten times as many."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):
+            yield child
+            yield from statements(child)
+
+
 @cache
 def imports() -> dict[str, set[str]]:
     """Every module, and whatever it imports, however deep inside."""
     found = {}
     for file in SOURCE.rglob("*.py"):
         names: set[str] = set()
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in statements(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 names.update(each.name for each in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module is not None:
