@@ -98,7 +98,7 @@ docs: $(VENV)/.ready-docs ## regenerate the reference pages and build the site i
 	@echo "the site is in build/docs"
 
 screenshots: $(VENV)/.ready-dev ## take the pictures of the console anew, with a Chromium that is on the path
-	$(PY) tools/console_pictures.py
+	$(PY) -m tools.console_pictures
 
 pins: ## resolve all dependencies anew and write constraints.txt
 	@python=$$(sh tools/setup.sh python) && "$$python" tools/pins.py

@@ -39,7 +39,7 @@ def test_a_zone(opened: Opened, tmp_path: Path) -> None:
     client = opened()
     assert 'href="/console/zones/plant-a"' in page(client, "/console/zones")
     text = page(client, "/console/zones/plant-a")
-    assert "1 facts are set aside." in text
+    assert "1 fact is set aside." in text
     assert "reader has the most: 2." in text
     assert "Its node is not up" in text
     assert "This zone pulls from no peer" in text

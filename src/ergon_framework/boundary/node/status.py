@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.node.wire import consumer_view, link_view, milliseconds
 from ergon_framework.boundary.settings import DAY
+from ergon_framework.core.text import counted
 from ergon_framework.errors import BoundaryError, StoreError
 from ergon_framework.ports.factstore import NEW_EPOCH, ConsumerInfo, LogInfo, StoredObject
 from ergon_framework.ports.objectstore import Blob
@@ -168,7 +169,9 @@ def _alerts(
     for link in view["links"]:
         yield from _link_alerts(link)
     if view["quarantined"]:
-        yield _alert("quarantine", f"{view['quarantined']} facts are set aside")
+        number = view["quarantined"]
+        are = "is" if number == 1 else "are"
+        yield _alert("quarantine", f"{counted(number, 'fact')} {are} set aside")
     if view["lost_facts"]:
         yield _alert("loss", f"{view['lost_facts']} facts were given up: see `ergon boundary gaps`")
     expiry = view["certificate_expires_unix_ms"]

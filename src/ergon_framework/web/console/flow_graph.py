@@ -253,9 +253,10 @@ def _node(box: Box, counts: Counts, link: str | None) -> dict[str, Any]:
     number_of = max(steps.number, sum(counts.values()))  # a part that was left out may be several
     level, text = _standing(number_of, counts)
     title = steps.title
+    name = title.partition("#")[2] or title  # the box has no room for the executor
     return {
         "title": title,
-        "short": title if len(title) <= LETTERS else f"{title[: LETTERS - 1]}…",
+        "short": name if len(name) <= LETTERS else f"{name[: LETTERS - 1]}…",
         "number": number_of,
         "level": level,
         "text": text,
