@@ -96,6 +96,7 @@ def test_check_finds_what_is_wrong(
         check(tmp_path / "ergon.toml", {})
     assert problem in str(caught.value)
     assert "webhooks" in str(caught.value)
+    assert "mistakes" not in str(caught.value), "it is told once"
     assert [each.name for each in tmp_path.iterdir()] == ["ergon.toml"]
 
 

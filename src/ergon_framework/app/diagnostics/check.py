@@ -124,6 +124,8 @@ def check_webhooks(checking: SettingsCheck) -> None:
     from ergon_framework.app.webhooks import check_webhook
 
     for name, table in checking.settings.extensions["webhooks"].items():
+        if checking.has_problem("webhooks", name):
+            continue  # a secret that is not set is told already
         if table.connector is None and checking.has_problem("store"):
             continue
         if checking.has_problem("connectors", table.connector or ""):
