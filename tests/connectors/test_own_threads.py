@@ -18,6 +18,7 @@ from ergon_framework.connector.jsonl import JsonlConnector
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.ready import AsyncConsumerTask
+from tests.waiting import until
 
 
 def a_queue(folder: Path) -> JsonlConnector:
@@ -163,3 +164,29 @@ def test_what_a_call_raises_is_raised_in_the_loop() -> None:
 
     with pytest.raises(ValueError, match="none"):
         asyncio.run(scenario())
+
+
+def test_a_connector_that_is_closed_leaves_no_thread(tmp_path: Path) -> None:
+    """Not even one that waits for more to do: it would end only after its idle time."""
+
+    async def scenario(make: Callable[[Path], Any]) -> None:
+        connector = make(tmp_path)
+        await connector.dispatch_transactions_async([Transaction("a", {})])
+        assert len(await connector.fetch_transactions_async(1)) == 1
+        await connector.aclose()
+
+    before = set(threading.enumerate())
+    for make in (a_queue, some_jobs):
+        asyncio.run(scenario(make))
+    until(lambda: not set(threading.enumerate()) - before, "the end of the threads", 5)
+
+
+def test_a_call_after_the_end_of_idle_threads_has_another_one() -> None:
+    """What is settled late, while a connector is closed, is settled all the same."""
+    threads = OwnThreads("ergon-late", most=2)
+    assert threads.submit(int, "1").result(60) == 1
+    for _ in range(3):
+        threads.end_idle()
+        assert threads.submit(int, "2").result(60) == 2
+    threads.end_idle()
+    until(lambda: not [each for each in threading.enumerate() if each.name == "ergon-late"])

@@ -89,7 +89,7 @@ class OwnThreads(Executor):
     def renew(self) -> None:
         """Also in a forked child: the threads are the parent's."""
         self._lock = threading.Lock()
-        self._waiting: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._left = 0  # items that no thread has taken
         self._idle = 0
         self._threads = 0
@@ -115,6 +115,13 @@ class OwnThreads(Executor):
         self._put(answer, functools.partial(context.run, fn, *args, **kwargs))
         found: T = await answer.future
         return found
+
+    def end_idle(self) -> None:
+        """End the threads that have nothing to do, and from now on each when it has nothing."""
+        with self._lock:
+            self._idle_timeout = 0.0
+            for _ in range(self._idle):
+                self._waiting.put(None)
 
     def _serve(self) -> None:
         while (item := self._next()) is not None:
@@ -371,6 +378,7 @@ class ThreadedConsuming:
     async def aclose(self) -> None:
         """The asyncio twin of ``close``."""
         await self._in_thread("close")
+        self._threads.end_idle()
 
     async def _fetch_in_thread(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -24,6 +25,7 @@ from ergon_framework.ports.notice import Notice
 from ergon_framework.redaction import redacted_text
 from ergon_framework.telemetry.notices import add_listener, remove_listener
 from tests.connectors.http.paged_api import PagedApi, Reply, Request, serving
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 TOKEN = "t0ken"  # noqa: S105 - of nobody
@@ -489,3 +491,13 @@ def test_a_consumer_of_an_app_polls(
     with pytest.raises(WiringError, match="did you mean 'interval'"):
         app.consumer(f"{address}?intervall=3")
     app.close()
+
+
+def test_a_closed_poller_leaves_no_thread(api: PagedApi, tmp_path: Path) -> None:
+    """The thread that makes its requests ends at once, not after ten idle seconds."""
+    api.items = numbered(1)
+    before = set(threading.enumerate())
+    with poller(api, tmp_path) as connector:
+        assert drained(connector) == ["i1"]
+    mine = [each for each in threading.enumerate() if each.name == "ergon-poll"]
+    until(lambda: not {*mine} & {*threading.enumerate()} - before, "its end", 5)

@@ -96,6 +96,7 @@ class NodeLink:
 
     def close(self) -> None:
         """Let go. Closing twice is fine."""
+        self.own_threads.end_idle()
         with self._lock:
             is_first, self._is_closed = not self._is_closed, True
         if is_first and isinstance(self._node, str) and self._threads is not None:

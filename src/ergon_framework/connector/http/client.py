@@ -112,6 +112,7 @@ class PageClient:
             self._threads.submit(self._end).result()
         finally:
             self._lock.release()
+            self._threads.end_idle()
 
     def resolve(self, base: str, link: str) -> str:
         """A link of a page as an absolute URL; one that leads to another host is refused."""

@@ -497,7 +497,7 @@ class RedisStreamsConnector(ThreadedTwins):
 
     async def aclose(self) -> None:
         """The asyncio twin of :meth:`close`."""
-        await self._in_thread("close")
+        await super().aclose()
         await self._clients.tasks.aclose()
 
     def __enter__(self) -> Self:
