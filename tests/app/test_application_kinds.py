@@ -10,6 +10,7 @@ import textwrap
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,11 @@ from ergon_framework import (
     Transaction,
     UnitOfWork,
 )
+from ergon_framework.app.run_app import ConsumerPart, consumer_wiring
 from ergon_framework.connector.boundary import Zone
 from ergon_framework.errors import (
     ConfigurationError,
+    ConnectorError,
     ErgonError,
     FetchException,
     HookError,
@@ -507,6 +510,16 @@ def test_a_burst_tells_that_a_source_cannot_be_read() -> None:
     with app, pytest.raises(FetchException, match="hiccup"):
         app.run(burst=True)
     assert broker.closed == 1
+
+
+def test_a_burst_ends_when_its_broker_is_away() -> None:
+    """A connector waits for its broker until it is back; cron started the burst, and must hear."""
+    app = App("memory://")
+    url = f"redis://127.0.0.1:{free_port()}/0?stream=orders&group=billing"
+    charge = app.consumer(url, name="charge")(lambda order: None)
+    wire = partial(consumer_wiring, charge, app.settings, burst=True)
+    with app, pytest.raises(ConnectorError, match=r"'charge' has waited 0\.2 seconds for a source"):
+        ConsumerPart("charge", wire, max_outage=0.2).run()
 
 
 def test_a_burst_does_not_wait_for_a_unit_that_is_to_wait_for_long(

@@ -606,9 +606,10 @@ class App:
         """Run everything that was declared until SIGTERM or SIGINT; a second signal stops at once.
 
         With ``burst`` consumers run until their source has nothing more, and then jobs until
-        nothing is due. All other arguments are about jobs, and all but ``queues`` about this
-        script's own executor. A process of it is replaced after so many jobs, or when it has so
-        many bytes of memory, or after so many seconds.
+        nothing is due; a source that is away for a minute is a ``ConnectorError``. All other
+        arguments are about jobs, and all but ``queues`` about this script's own executor. A process
+        of it is replaced after so many jobs, or when it has so many bytes of memory, or after so
+        many seconds.
         """
         from ergon_framework.app.observability import observed, show_executors
         from ergon_framework.app.run_app import AppReport, AppRun, ZonePart, shared_lifespans
@@ -683,12 +684,13 @@ class App:
 
     def _consumer_parts(self, scope: DependencyScope | None, *, burst: bool) -> list[ConsumerPart]:
         from ergon_framework.app.run_app import ConsumerPart, consumer_wiring
+        from ergon_framework.app.source_watch import MAX_BURST_OUTAGE
 
-        settings = self.settings
+        settings, max_outage = self.settings, MAX_BURST_OUTAGE if burst else None
 
         def part(declared: FunctionConsumer[..., Any]) -> ConsumerPart:
             wire = partial(consumer_wiring, declared, settings, burst=burst, scope=scope)
-            return ConsumerPart(declared.name, wire)
+            return ConsumerPart(declared.name, wire, max_outage=max_outage)
 
         return [part(each) for each in self._consumers.values()]
 

@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ergon_framework.app.lifespan import offered
 from ergon_framework.app.signals import Shutdown, SignalListener, StopSignals, end_stuck_process
+from ergon_framework.app.source_watch import SourceWatch
 from ergon_framework.core.loop import StopReason
 from ergon_framework.core.process_restart import Finished, Restart, RestartRule, after_exit
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
@@ -127,9 +129,13 @@ class WorkerPart:
 class ConsumerPart:
     """One consumer."""
 
-    def __init__(self, name: str, wire: Callable[[], Wiring]) -> None:
+    def __init__(
+        self, name: str, wire: Callable[[], Wiring], *, max_outage: float | None = None
+    ) -> None:
+        """``max_outage``: seconds that it waits for a source that is away; None: for ever."""
         self.name = name
         self.report: Report | None = None
+        self._max_outage = max_outage
         self._wire = wire
         self._opened: Any = None  # a connector of the user that is open from one run to the next
         self._lock = threading.Lock()
@@ -149,7 +155,10 @@ class ConsumerPart:
                 shutdown.take(signal.SIGTERM)
             wiring = self._wire()
             self._open_kept(wiring)
-            outcome = run_task(wiring, shutdown)
+            sources = wiring.task.connectors.values()
+            stop = partial(shutdown.take, signal.SIGTERM)
+            with SourceWatch(self.name, sources, stop, self._max_outage):
+                outcome = run_task(wiring, shutdown)
         self.report = outcome.report
         _tell_of_waiting(self.name, outcome.report)
         error = outcome.error
