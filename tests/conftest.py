@@ -7,6 +7,7 @@ Ergon or of a terminal change what commands do and print.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -47,3 +48,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("busy machines")
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage among what the tests make alone, which takes a tenth off their time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
