@@ -68,6 +68,7 @@ MAX_INSERTED = 10_000
 """Steps that one statement inserts."""
 _SQL = statements("flows.sql")
 _JOBS = statements("jobs.sql")
+_TRANSITIONS = statements("transitions.sql")
 _POSITION = 7
 """Columns of a ``JobPosition``."""
 
@@ -88,7 +89,7 @@ class _Step(NamedTuple):
     join_id: str | None
     signal: str | None
     early: bytes | None  # the value of a signal that came before it was reached
-    unique_key: str | None
+    unique_key: str | None  # also one that it holds only while it waits
     is_key_held: bool  # it has ended, and another job holds its unique key
     is_expired: bool
     is_cancelling: bool  # it runs, and its cancellation was requested: see ``settle_cancelled``
@@ -274,6 +275,9 @@ class StepSettlement:
             "feeds": texts([move.feeds for move in moved]),
         }
         self._sent.append((moved, self.tx.execute(_SQL["move_steps"], values)))
+        back = [each.key for each in given if each.expected.is_final]
+        if back:  # as in SettleBatch, which leaves steps to this class
+            self.tx.execute(_TRANSITIONS["take_keys_back"], {"seqs": numbers(back)})
         self.effects.is_done |= any(each.status.is_final for each in transitions)
         self.effects.is_work |= not all(each.status.is_final for each in transitions)
         stopped = [

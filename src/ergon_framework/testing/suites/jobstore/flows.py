@@ -15,6 +15,7 @@ from ergon_framework.core.job import (
     RequeueRequested,
     RunRequested,
 )
+from ergon_framework.core.unique import OnDuplicate, UniqueRule
 from ergon_framework.errors import DuplicateJobError, JobNotFoundError, JobStateError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_client import EnqueuedFlow, flows_of
@@ -584,6 +585,24 @@ def failed_job_is_dealt_with_at_once(s: JobStoreSubject) -> None:
         added = _client(s).enqueue("b", after=[f"bad-{policy}"], on_failure=policy)
         same(s.status(added), status, f"what waits for a failed job ({policy})")
         same(s.ids(5), [added] if policy == "continue" else [], f"what starts ({policy})")
+
+
+@check("flows")
+def step_that_comes_back_has_its_key_again(s: JobStoreSubject) -> None:
+    """A job that holds it only while it waits, and that another job was made to wait for."""
+    key: dict[str, Any] = {"unique_key": "k", "unique": UniqueRule()}
+    s.put("a", **key)
+    s.ended("a", FAILS_FOR_GOOD)
+    added = _client(s).enqueue("b", after=["a"])
+    [flow] = _flows(s).search((), 2)
+    _flows(s).apply(flow.id, RetryFlow())
+    same([s.status("a"), s.status(added)], [_PENDING, _PENDING], "both, after a retry")
+    again = s.put("later", **key, on_duplicate=OnDuplicate.EXISTING)
+    same([each.id for each in again], ["a"], "who has the key")
+    s.ended("a", FAILS_FOR_GOOD)
+    s.put("later", **key)
+    _flows(s).apply(flow.id, RetryFlow())
+    same(s.status("a"), JobStatus.FAILED, "the step while another job has its key")
 
 
 @check("flows")

@@ -16,10 +16,18 @@ ORDER BY id FOR NO KEY UPDATE;
 -- of their numbers, as every transaction that changes several jobs does
 SELECT
     j.seq, j.id, j.status, j.fence, j.attempts, j.deliveries, j.excused, j.stage, j.flow_id, j.feeds,
-    j.join_id, j.signal, CASE WHEN j.signal IS NOT NULL THEN j.result END, j.unique_key,
-    j.stage = 0 AND j.unique_key IS NOT NULL AND EXISTS (
-        SELECT 1 FROM ergon_jobs AS h
-        WHERE h.unique_key = j.unique_key AND h.unique_key IS NOT NULL AND h.stage > 0
+    j.join_id, j.signal, CASE WHEN j.signal IS NOT NULL THEN j.result END,
+    coalesce(j.unique_key, {waiting_key}),
+    j.stage = 0 AND (
+        EXISTS (
+            SELECT 1 FROM ergon_jobs AS h
+            WHERE h.unique_key = coalesce(j.unique_key, {waiting_key})
+                AND h.unique_key IS NOT NULL AND h.stage > 0
+        ) OR EXISTS (
+            SELECT 1 FROM ergon_job_keys AS k JOIN ergon_jobs AS h ON h.seq = k.job
+            WHERE k.key = coalesce(j.unique_key, {waiting_key})
+                AND k.until IS NULL AND h.stage > 1 AND h.seq <> j.seq
+        )
     ),
     coalesce(j.lease_expires_at <= {now}, false), j.stage = 1 AND j.why <> '', {now}
 FROM ergon_jobs AS j WHERE j.seq = ANY(%(seqs)s::bigint[])

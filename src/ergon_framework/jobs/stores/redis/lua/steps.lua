@@ -280,7 +280,8 @@ local function open_book()
   book.cancel = cancel
 
   local function bring_back(job)
-    local is_held = has(job, IS_UNIQUE) and holder_of(job[UNIQUE_KEY])
+    local key = job[UNIQUE_KEY]
+    local is_held = key ~= "" and (holder_of(key) or is_key_waited_with(job))
     if is_held or not book.may_move(job, PENDING) then return end
     move(job, PENDING, 0, 0, IS_RESET, 0, "", tale_for(job, "requeued", "pending", 0))
   end
