@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from pathlib import Path, PurePosixPath
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -82,6 +83,11 @@ class Shown(pydantic.BaseModel):
 
 
 @dataclass
+class Stored:
+    at: Path
+
+
+@dataclass
 class Order:
     lines: list[Refund]
     at: date | None = None
@@ -128,6 +134,9 @@ def journey(hint: Any, value: Any) -> Any:
         (timedelta, timedelta(seconds=1.5)),
         (set[str], {"a", "b"}),
         (bytes, b"\x00\xff"),
+        (Path, Path("a/b.png")),
+        (list[PurePosixPath | None], [PurePosixPath("/a"), None]),
+        (Stored, Stored(Path("a.png"))),
         (Any, Refund(7)),
         (object, date(2026, 1, 1)),
     ],

@@ -6,6 +6,7 @@ import enum
 import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import attrs
@@ -112,6 +113,8 @@ def test_a_type_is_made_from_a_mapping_from_json_and_taken_as_it_is(hint: Any, m
             uuid.UUID(int=0x12345678 * (2**96 + 2**64 + 2**32 + 1)),
         ),
         (datetime, "2026-01-31T12:00:00Z", datetime(2026, 1, 31, 12, tzinfo=UTC)),
+        (Path, "a/b.png", Path("a/b.png")),
+        (list[Path], b'["a.png"]', [Path("a.png")]),
         (Any, "{", "{"),
         (object, b"{", b"{"),
     ],

@@ -20,7 +20,7 @@ import msgspec
 
 from ergon_framework.errors import HookError, JobError, describe
 from ergon_framework.executor.context import HasContext, JobContext
-from ergon_framework.ports.round_trip import came_back, change_told, needs_check
+from ergon_framework.ports.round_trip import came_back, change_told, is_path, needs_check
 
 if TYPE_CHECKING:
     from ergon_framework.ports.lifespan import DependencyScope
@@ -393,6 +393,8 @@ def _made(kind: Any, value: Any) -> Any:
             return validate(value)
         except ValueError as error:
             raise ValueError(f"Not a valid `{kind.__name__}`: {_places(error)}") from None
+    if is_path(kind, value):
+        return kind(value)
     if isinstance(value, kind):
         return value
     raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
@@ -200,6 +200,8 @@ def _made_plain(value: Any) -> Any:
     for kind in _PLAIN:
         if isinstance(value, kind):
             return kind(value)
+    if isinstance(value, PurePath):
+        return str(value)
     raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 

@@ -12,7 +12,7 @@ import msgspec
 from ergon_framework.errors import HookError, JobError, WiringError
 from ergon_framework.executor.binding import BatchBinding, Binding, InvalidArgumentsError
 from ergon_framework.ports.colour import is_async_generator, is_coroutine, is_generator
-from ergon_framework.ports.round_trip import model_as_json
+from ergon_framework.ports.round_trip import model_as_json, path_text
 from ergon_framework.ports.unit_of_work import RUNNING
 
 if TYPE_CHECKING:
@@ -428,7 +428,9 @@ def _dumped(value: Any) -> Any:
     if not hasattr(value, "model_dump"):
         # A step of a flow says what it is, and where its result may stand.
         told = getattr(value, "not_json", "")
-        raise TypeError(f"it is {told}" if told else f"{type(value).__name__} has no form in JSON")
+        if told:
+            raise TypeError(f"it is {told}")
+        return path_text(value)
     return model_as_json(value)
 
 

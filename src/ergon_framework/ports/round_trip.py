@@ -12,11 +12,24 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from functools import lru_cache
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
 
 _PLAIN = frozenset({str, int, float, bool, type(None), bytes})
+
+
+def is_path(kind: Any, value: Any) -> bool:
+    """Whether a declared type is one of paths, and the value the text of one."""
+    return isinstance(value, str) and isinstance(kind, type) and issubclass(kind, PurePath)
+
+
+def path_text(value: Any) -> str:
+    """A path as JSON has it; ``TypeError`` for anything else."""
+    if isinstance(value, PurePath):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
 def needs_check(value: Any) -> bool:
@@ -116,6 +129,6 @@ def _field_names(value: Any) -> Iterable[str] | None:
 
 def _is_json_form(value: Any, told: Any) -> bool:
     try:
-        return bool(msgspec.to_builtins(value) == told)
+        return bool(msgspec.to_builtins(value, enc_hook=path_text) == told)
     except (TypeError, ValueError):
         return False

@@ -17,16 +17,18 @@ import types
 import typing
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import PurePath
 from typing import Any
 
 from ergon_framework.errors import ExceptionType, HookError, TransactionException, describe
+from ergon_framework.ports.round_trip import is_path
 
 Converter = Callable[[Any], Any]
 
 _ANYTHING = (Any, object)
 _TEXTUAL = (
     *(str, enum.Enum, uuid.UUID, decimal.Decimal),
-    *(dt.date, dt.time, dt.timedelta),
+    *(dt.date, dt.time, dt.timedelta, PurePath),
 )
 """Types that a text stands for by itself, so that it is not read as JSON."""
 _BINARY = (bytes, bytearray, memoryview)
@@ -118,6 +120,8 @@ def _members(hint: Any) -> Iterator[Any]:
 
 def _made(kind: Any, value: Any) -> Any:
     """Something that msgspec does not know: a pydantic model, or a class of the user's."""
+    if is_path(kind, value):
+        return kind(value)
     validate = getattr(kind, "model_validate", None)
     if validate is None or isinstance(value, kind):
         if isinstance(value, kind):
