@@ -36,6 +36,8 @@ ACTIONS = [
         for name in ("requeue", "retry", "cancel", "delete", "edit-and-requeue")
     ),
 ]
+PROBES = ["/live", "/ready", "/health/live", "/health/ready", "/metrics"]
+SUMMARY = "/api/v1/provider-health/summary"
 ZONES = [f"/api/v1/boundary/{{zone}}/{name}" for name in ("consumers", "quarantine", "gaps")]
 
 
@@ -53,6 +55,14 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def changing(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """That of a server of its own, whose jobs may be changed."""
     place = tmp_path_factory.mktemp("changing")
+    fill_jobs(place, waiting=3, dead=6)
+    return published(place)
+
+
+@pytest.fixture(scope="module")
+def at_random(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """That of a server whose jobs may all be gone at any time."""
+    place = tmp_path_factory.mktemp("at-random")
     fill_jobs(place, waiting=3, dead=6)
     return published(place)
 
@@ -85,8 +95,12 @@ def whole(case: Any) -> Any:
 @pytest.mark.parametrize(
     ("path", "mode"),
     [
-        *((path, mode) for path in LISTS for mode in GenerationMode),
-        *((path, GenerationMode.POSITIVE) for path in ("/live", "/ready", "/metrics")),
+        *((path, mode) for path in [*LISTS, SUMMARY] for mode in GenerationMode),
+        *((path, GenerationMode.POSITIVE) for path in [*PROBES, *ITEMS, *ZONES]),
+        *(
+            pytest.param(path, GenerationMode.NEGATIVE, marks=pytest.mark.campaign)
+            for path in [*ITEMS, *ZONES]
+        ),
     ],
 )
 def test_nothing_is_found(schema: Any, path: str, mode: GenerationMode) -> None:
@@ -100,8 +114,19 @@ def test_nothing_is_found(schema: Any, path: str, mode: GenerationMode) -> None:
         statuses.add(int(whole(case).status_code))
 
     check()
-    # A wrong token, or a cursor that no page ever gave out.
-    assert statuses <= {200, 401, 422}
+    # A wrong token, or a cursor that no page ever gave out; a name that nothing has.
+    assert statuses <= {200, 401, 422, *([404] if "{" in path else [])}
+
+
+def test_every_operation_is_asked(schema: Any) -> None:
+    """A route that is added is added here as well, or nobody would ask it at random."""
+    found = {
+        (path, method.upper())
+        for path, item in schema.raw_schema["paths"].items()
+        for method in item
+    }
+    asked = {(path, "GET") for path in [*PROBES, *LISTS, *ITEMS, *ZONES, SUMMARY]}
+    assert found == asked | {(path, "POST") for path in ACTIONS}
 
 
 @pytest.mark.parametrize(
@@ -142,13 +167,13 @@ def test_a_missing_token_is_published_too(schema: Any, path: str) -> None:
     ],
 )
 def test_nothing_is_found_where_jobs_are_changed(
-    changing: Any, path: str, mode: GenerationMode, examples: int
+    at_random: Any, path: str, mode: GenerationMode, examples: int
 ) -> None:
     """Whatever is sent is done or refused as the document says, and never a failure of ours."""
     statuses = set()
 
     @settings(max_examples=examples, deadline=None, database=None)
-    @given(case=changing[path]["POST"].as_strategy(generation_mode=mode))
+    @given(case=at_random[path]["POST"].as_strategy(generation_mode=mode))
     def check(case: Any) -> None:
         statuses.add(int(whole(case).status_code))
 

@@ -166,6 +166,9 @@ def answer_of(error: ErgonError) -> JSONResponse:
 async def _refused(_request: Request, error: Any) -> Response:
     """Also for paths that are not there."""
     status = HTTPStatus(error.status_code)
+    if status == HTTPStatus.BAD_REQUEST:  # as FastAPI says of bytes that are no text
+        fault = InvalidParameterError("json", "cannot be read", "send JSON in UTF-8", where="body")
+        return answer_of(fault)
     remedy = {"remedy": "/openapi.json tells what there is"}
     details = remedy if status == HTTPStatus.NOT_FOUND else {}
     code, text = status.name.lower(), str(error.detail).lower()
