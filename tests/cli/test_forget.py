@@ -28,6 +28,7 @@ from ergon_framework.errors import JobStateError
 from ergon_framework.jobs.archive_files import JobArchive
 from ergon_framework.jobs.archiver import Archiver
 from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.flow_why import explain_flow
 from ergon_framework.ports.flow import step_id
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.providerstore import RecordBatch
@@ -344,6 +345,25 @@ def test_a_flow_with_erased_steps_cannot_be_retried(ergon: Ask) -> None:
         for send_back in (flow.retry, flow.skip):
             with pytest.raises(JobStateError, match="was erased and cannot run again"):
                 send_back()
+
+
+def test_a_flow_that_uses_an_erased_result_cannot_be_retried(ergon: Ask) -> None:
+    """The step that failed would be called with null in the place of the result."""
+    with closing(client()) as jobs:
+        step = {"handler": "send", "args": [ANN], "tags": [TAG]}
+        flow = jobs.chain(step, "send").enqueue()
+        hand = Hand(jobs.store)
+        hand.run(Succeeded(), b'"sent"')
+        hand.run(BOUNCED)
+        assert ergon("--yes")[:1] == (0,)
+        with pytest.raises(JobStateError, match=f"the result of the step {flow}.1 was erased"):
+            flow.retry()
+        sentences = explain_flow(flow.show(), jobs.store, "")
+        assert f"It cannot be retried: the step {flow}.1 was erased. Enqueue the flow again." in (
+            sentences
+        )
+        assert not any("flows retry" in each for each in sentences)
+        assert flow.skip() == "completed"  # nothing runs again
 
 
 def test_what_was_signalled_to_a_flow_is_erased_with_it(ergon: Ask) -> None:

@@ -26,7 +26,7 @@ from ergon_framework.errors import (
     JobStateError,
     ResultTimeoutError,
 )
-from ergon_framework.jobs.flow_results import used_ids, value_of
+from ergon_framework.jobs.flow_results import value_of
 from ergon_framework.jobs.payload_codec import refuse_marked_value
 from ergon_framework.jobs.payload_codec_store import results_reader
 from ergon_framework.jobs.results import (
@@ -36,11 +36,11 @@ from ergon_framework.jobs.results import (
     check_timeout,
     why_hint,
 )
-from ergon_framework.jobs.stores.erasure import is_erased
+from ergon_framework.jobs.stores.erasure import missing_for_retry
 from ergon_framework.jobs.stores.flow_settlement import no_flow
 from ergon_framework.jobs.views import error_view
 from ergon_framework.lazy_exports import LateModule
-from ergon_framework.ports.flow import Flow, SignalOutcome
+from ergon_framework.ports.flow import Flow, SignalOutcome, used_ids
 from ergon_framework.ports.job_fields import encode_value
 from ergon_framework.ports.jobstore import FlowStore, FullJobStore, Job, Search
 from ergon_framework.storage.urls import option_for, pasteable
@@ -260,7 +260,7 @@ def decide(store: FullJobStore, flow_id: str, event: FlowEvent) -> Flow:
     """Cancel, retry or skip; raises JobStateError where the flow is not in a state for it."""
     flows = flows_of(store)
     if not isinstance(event, CancelFlow):
-        _refuse_erased(store, str(flow_id))
+        _refuse_erased(store, str(flow_id), is_skip=isinstance(event, SkipFailed))
     try:
         with hints_for(store):
             changed = flows.apply(str(flow_id), event)
@@ -279,16 +279,20 @@ def decide(store: FullJobStore, flow_id: str, event: FlowEvent) -> Flow:
     return found_flow(store, flow_id) if is_swept else changed
 
 
-def _refuse_erased(store: FullJobStore, flow_id: str) -> None:
+def _refuse_erased(store: FullJobStore, flow_id: str, *, is_skip: bool) -> None:
     """Raise JobStateError if a step that would be sent back has lost its arguments."""
-    badly = (JobStatus.FAILED, JobStatus.CANCELLED)
-    for step in store.search(Search(flow=flow_id, statuses=badly)):
-        if is_erased(step):
-            raise JobStateError(
-                f"the step {step.id} of the flow {flow_id} was erased and cannot run again",
-                remedy="enqueue the flow again with its arguments",
-                details={"flow_id": flow_id, "job_id": step.id},
-            )
+    missing = missing_for_retry(store, flow_id, is_skip=is_skip)
+    if missing is None:
+        return
+    erased, step = missing
+    what = f"the step {erased} of the flow {flow_id} was erased and cannot run again"
+    if erased != step:
+        what = f"the result of the step {erased} was erased, and the step {step} cannot run without"
+    raise JobStateError(
+        what,
+        remedy="enqueue the flow again with its arguments",
+        details={"flow_id": flow_id, "job_id": erased},
+    )
 
 
 def purge_flow(store: FullJobStore, flow_id: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from ergon_framework.core.job import Event, Failed, Released
 from ergon_framework.errors import StoreError, UnreadableJobError
 from ergon_framework.jobs.claims import Claim, unreadable_outcome
 from ergon_framework.jobs.payload_codec_store import ResultsTooLargeError
-from ergon_framework.ports.flow import from_runs, step_id
+from ergon_framework.ports.flow import from_runs, used_ids
 from ergon_framework.ports.jobstore import ClaimedJob
 
 Results = Mapping[str, bytes | None]
@@ -29,17 +29,6 @@ _encode = msgspec.json.Encoder().encode
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _NULL = b"null"
-
-
-def used_ids(source: Any, flow_id: str) -> Iterator[str]:
-    """The jobs whose results a source is made of: a number, an id, or a list of such."""
-    if isinstance(source, list):
-        for each in from_runs(source):
-            yield from used_ids(each, flow_id)
-    elif isinstance(source, int):
-        yield step_id(flow_id, source)
-    else:
-        yield str(source)
 
 
 def value_of(source: Any, flow_id: str, results: Results) -> bytes:

@@ -11,6 +11,7 @@ from ergon_framework.core.flow import FlowStatus
 from ergon_framework.core.job import EXPIRED, JobStatus
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import counted, failure_text
+from ergon_framework.jobs.stores.erasure import missing_for_retry
 from ergon_framework.jobs.views import decoded, moment
 from ergon_framework.jobs.why import NO_STEP, StepWhy
 from ergon_framework.ports.flow import Flow, Join, from_runs, step_id
@@ -145,7 +146,13 @@ def _explained(flow: Flow, store: FullJobStore, options: str) -> Iterator[str]:
         for each in store.search(Search(flow=flow.id, statuses=(JobStatus.FAILED,)), MAX_NAMED):
             why = pasteable("why", each.id, options)
             yield f"Step {each.id} ({each.handler}) {_standing(each)}.  {why}"
-    yield from _decisions(flow, options)
+    missing = _missing(flow, store)
+    if missing is None:
+        yield from _decisions(flow, options)
+    else:
+        yield f"It cannot be retried: the step {missing} was erased. Enqueue the flow again."
+    if flow.purge_at is not None:
+        yield f"It is kept until {format_rfc3339(flow.purge_at)}, with its steps."
     if flow.status in (FlowStatus.RUNNING, FlowStatus.HELD):
         yield from _under_way(flow, store, options)
 
@@ -163,8 +170,14 @@ def _decisions(flow: Flow, options: str) -> Iterator[str]:
         yield "Steps that wait are cancelled; those that run end by themselves."
     if flow.status is FlowStatus.CANCELLED:
         yield f"This brings it back:  {pasteable('flows retry', flow.id, options)}"
-    if flow.purge_at is not None:
-        yield f"It is kept until {format_rfc3339(flow.purge_at)}, with its steps."
+
+
+def _missing(flow: Flow, store: FullJobStore) -> str | None:
+    """A step that was erased and without which the flow cannot go on; while it does, none is."""
+    if flow.status not in (FlowStatus.FAILED, FlowStatus.CANCELLED):
+        return None
+    missing = missing_for_retry(store, flow.id)
+    return None if missing is None else missing[0]
 
 
 def _under_way(flow: Flow, store: FullJobStore, options: str) -> Iterator[str]:

@@ -144,3 +144,14 @@ def from_runs(sources: Iterable[Any]) -> Iterator[Any]:
             yield from (first + n * distance for n in range(count))
         else:
             yield each
+
+
+def used_ids(source: Any, flow_id: str) -> Iterator[str]:
+    """The jobs whose results a source is made of: a number, an id, or a list of such."""
+    if isinstance(source, list):
+        for each in from_runs(source):
+            yield from used_ids(each, flow_id)
+    elif isinstance(source, int):
+        yield step_id(flow_id, source)
+    else:
+        yield str(source)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 
 import msgspec
 
+from ergon_framework.core.job import JobStatus
 from ergon_framework.core.rfc3339 import format_rfc3339
-from ergon_framework.ports.jobstore import Job
+from ergon_framework.ports.flow import used_ids
+from ergon_framework.ports.jobstore import Job, JobAdmin, Search
 
 ERASED = "erased"
 """The last event in the history of a job that was erased."""
@@ -18,6 +21,7 @@ _KEPT = frozenset(
     }
 )
 """Fields of a history that are chosen by programs, and not by what a job is about."""
+_AT_ONCE = 500  # jobs that are looked for together
 _MARK = b'"event":"%b"' % ERASED.encode()
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, object]).decode
@@ -48,6 +52,32 @@ def erased(job: Job, now: float) -> Job:
 def is_erased(job: Job) -> bool:
     """Whether nothing is left of it that could be run again."""
     return bool(job.history) and _MARK in job.history[-1]
+
+
+def missing_for_retry(
+    store: JobAdmin, flow_id: str, *, is_skip: bool = False
+) -> tuple[str, str] | None:
+    """A step that was erased, and the step of the flow that cannot run again without it.
+
+    Both are one where the step itself has lost its arguments. None: nothing is missing. With
+    ``is_skip`` the steps that failed do not run again, so that what they use is not asked for.
+    """
+    users: dict[str, str] = {}
+    badly = (JobStatus.FAILED, JobStatus.CANCELLED)
+    for step in store.search(Search(flow=flow_id, statuses=badly)):
+        if is_erased(step):
+            return step.id, step.id
+        if is_skip and step.status is JobStatus.FAILED:
+            continue
+        for _, source in step.uses or ():
+            for used in used_ids(source, flow_id):
+                users.setdefault(used, step.id)
+    ids = iter(users)
+    while some := tuple(islice(ids, _AT_ONCE)):
+        for job in store.search(Search(ids=some, statuses=(JobStatus.COMPLETED,))):
+            if is_erased(job):
+                return job.id, users[job.id]
+    return None
 
 
 def _without_texts(entry: bytes) -> bytes | None:
