@@ -14,7 +14,7 @@ import pytest
 
 from ergon_framework.connector.broker.leases import DeliveryExpiredError
 from ergon_framework.connector.postgres import PostgresConnector
-from ergon_framework.errors import ChannelLostError, ErgonError
+from ergon_framework.errors import ChannelLostError, ConfigurationError, ErgonError
 from ergon_framework.ports.transaction import Transaction
 from tests import fork_server
 from tests.connectors import diary_consumer
@@ -224,3 +224,54 @@ def test_settling_while_the_server_is_away_says_so(
             connector.ack(held)
         assert not connector.health()
     assert rows(postgres_url, table) == 1
+
+
+@pytest.mark.parametrize("is_leased", [True, False], ids=["leases", "one reader"])
+@pytest.mark.parametrize(
+    ("change", "repair", "told"),
+    [
+        ("DROP TABLE {}", "", "has no table 'orders_"),
+        ("ALTER TABLE {} RENAME TO {}_old", "ALTER TABLE {}_old RENAME TO {}", "has no table"),
+        (
+            "ALTER TABLE {} RENAME headers TO other",
+            "ALTER TABLE {} RENAME other TO headers",
+            "has no column 'headers'",
+        ),
+        (
+            "ALTER TABLE {} ALTER payload TYPE int[] USING ARRAY[5]",
+            "ALTER TABLE {} ALTER payload TYPE text USING '{{}}'",
+            "is integer.., which no payload is",
+        ),
+        (
+            "ALTER TABLE {} ALTER payload TYPE int USING 2000000000",
+            "ALTER TABLE {} ALTER payload TYPE text USING '{{}}'",
+            "is integer, which no payload is",
+        ),
+    ],
+)
+def test_a_table_that_is_changed_while_it_is_read(
+    postgres_url: str, is_leased: bool, change: str, repair: str, told: str
+) -> None:
+    """The next fetch says what it lacks, no row is set aside for it, and a repair is seen."""
+    definition = LEASED.replace("bytea", "text") if is_leased else OUTBOX
+    table = new_table(postgres_url, definition, dead=not is_leased)
+    given = options(postgres_url, table, max_in_flight=2)
+    if not is_leased:
+        given |= {"columns": "headers", "dead_letters": f"{table}_dead"}
+    with PostgresConnector(**given) as connector:
+        connector.dispatch_transactions(some(5))
+        (first,) = connector.fetch_transactions(1)
+        connector.ack(first)
+        execute(postgres_url, change.format(table, table))
+        with pytest.raises(ConfigurationError, match=told):
+            connector.fetch_transactions(1)
+        assert not connector.health()
+        assert connector.malformed == 0
+        if repair:
+            execute(postgres_url, repair.format(table, table))
+            found: list[Transaction] = []
+            while not found:
+                found = connector.fetch_transactions(1)
+            connector.ack(found[0])
+            assert rows(postgres_url, table) == 3
+            assert connector.health()

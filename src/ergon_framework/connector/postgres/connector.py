@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 from urllib.parse import urlencode
 
 from ergon_framework.connector.base import (
@@ -41,6 +41,7 @@ from ergon_framework.telemetry.tracing import dispatching
 if TYPE_CHECKING:
     from ergon_framework.connector.postgres.rows import NewRow, TableRow, TableSession
 
+T = TypeVar("T")
 _SETTINGS = "a fetch takes wait, and a dispatch takes connection"
 _MAX_REASON = 4000
 _LONGEST_LOOK = 5.0
@@ -191,7 +192,7 @@ class PostgresConnector(ThreadedTwins):
             if not rows:
                 return
             if connection is None:
-                self._source.with_session(lambda each: each.insert(rows))
+                self._with_session(lambda each: each.insert(rows))
                 return
             from ergon_framework.storage.postgres.external_transaction import joined
 
@@ -221,7 +222,11 @@ class PostgresConnector(ThreadedTwins):
     ) -> list[Transaction]:
         """Up to ``batch_size`` rows; empty at once, or after ``wait`` seconds without any."""
         refuse_extra(self, extra, _SETTINGS)
-        return self._source.fetch(batch_size, self._wait if wait is None else wait, self._claimed)
+        return self._source.fetch(
+            batch_size,
+            self._wait if wait is None else wait,
+            lambda session, room, until: session.do(lambda it: self._claimed(it, room, until)),
+        )
 
     def _claimed(self, session: TableSession, room: int, until: float) -> list[Transaction] | None:
         """What is there; None after a wait, when it is time to look again."""
@@ -244,7 +249,7 @@ class PostgresConnector(ThreadedTwins):
         left = deque(rows)
         try:
             while left:
-                delivery = self._delivery_of(left[0])
+                delivery = self._delivery_of(session, left[0])
                 left.popleft()
                 found += [] if delivery is None else [delivery]
         except BaseException:
@@ -257,7 +262,7 @@ class PostgresConnector(ThreadedTwins):
             raise
         return list(found)
 
-    def _delivery_of(self, row: TableRow) -> LeasedDelivery | None:
+    def _delivery_of(self, session: TableSession, row: TableRow) -> LeasedDelivery | None:
         """What is handed out of a row; None when the row is set aside."""
         if self._max_deliveries and row.attempts > self._max_deliveries:
             self._set_aside(row, f"delivered {row.attempts - 1} times without an outcome")
@@ -267,6 +272,7 @@ class PostgresConnector(ThreadedTwins):
                 LeasedDelivery, row.body, row.headers, fallback_id=str(row.id)
             )
         except MalformedMessageError as error:
+            session.refuse_changed(str(error))  # or all its rows would be set aside
             self._set_aside(row, str(error))
             self.malformed += 1
             return None
@@ -318,14 +324,14 @@ class PostgresConnector(ThreadedTwins):
 
         try:
             try:
-                self._source.with_session(settle)
+                self._with_session(settle)
             except StoreUnavailableError as error:
                 lease.is_unsure = lease.is_unsure or bool(error.details.get("is_lost"))
                 if not self._is_leased:
                     raise ChannelLostError(
                         f"the connection that row {lease.place.id!r} was delivered on is lost"
                     ) from error
-                self._source.with_session(settle)  # a lease belongs to no connection
+                self._with_session(settle)  # a lease belongs to no connection
         except DeliveryExpiredError:
             # Ours by our own clock, and not by the table: an earlier attempt was heard after all.
             if not lease.is_unsure:
@@ -334,17 +340,17 @@ class PostgresConnector(ThreadedTwins):
     def _set_aside(self, row: TableRow, reason: str) -> None:
         """A row that is not delivered to anybody ends as one that failed for good."""
         values = {"reason": reason[:_MAX_REASON]}
-        self._source.with_session(
+        self._with_session(
             lambda session: session.rows().settle(session.statements.dead, row, **values)
         )
 
     def get_transactions_count(self) -> int:
         """How many rows wait, parked ones included."""
-        return self._source.with_session(lambda session: session.count())
+        return self._with_session(lambda session: session.count())
 
     def fetch_transaction_by_id(self, transaction_id: str) -> Transaction | None:
         """The row of this id, whatever became of it. It claims nothing."""
-        row = self._source.with_session(lambda session: session.find(transaction_id))
+        row = self._with_session(lambda session: session.find(transaction_id))
         if row is None:
             return None
         return self._codec.decode(Transaction, row.body, row.headers, fallback_id=str(row.id))
@@ -370,13 +376,14 @@ class PostgresConnector(ThreadedTwins):
 
     _session: TableSession | None = None
 
+    def _with_session(self, work: Callable[[TableSession], T]) -> T:
+        return self._source.with_session(lambda session: session.do(work))
+
     def _renew(self, leases: Sequence[Lease]) -> Collection[Lease]:
         """Keep rows in hand for another while; those that are somebody else's by now."""
         if not self._is_leased:
             return ()
-        kept = self._source.with_session(
-            lambda session: session.renew([each.place for each in leases])
-        )
+        kept = self._with_session(lambda session: session.renew([each.place for each in leases]))
         return [each for each in leases if (each.place.id, each.place.token) not in kept]
 
     def _give_back(self, lease: Lease) -> None:

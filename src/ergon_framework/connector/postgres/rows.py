@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -15,7 +15,13 @@ from ergon_framework.connector.broker.leases import DeliveryExpiredError
 from ergon_framework.connector.postgres.columns import TableOptions
 from ergon_framework.connector.postgres.errors import ConflictingRowError
 from ergon_framework.connector.postgres.statements import TableStatements, look_at, refuse_unfit
-from ergon_framework.errors import ChannelLostError, ConfigurationError
+from ergon_framework.errors import (
+    ChannelLostError,
+    ConfigurationError,
+    StoreError,
+    StoreSchemaError,
+    StoreUnavailableError,
+)
 from ergon_framework.storage.postgres.database import PostgresDatabase, SessionLock
 from ergon_framework.storage.postgres.pipeline import rows_changed
 
@@ -190,6 +196,8 @@ def _bytes_of(statement: str) -> bytes:
 def row_of(given: Sequence[Any], token: str) -> TableRow:
     """A row as it came. Headers that are no JSON object are left out: others may write there."""
     identity, payload, headers, attempts = given
+    if isinstance(payload, int | float | list):  # of a number, bytes() would make as many
+        raise StoreSchemaError(f"a payload is {type(payload).__name__}, which none was before")
     body = payload.encode() if isinstance(payload, str) else bytes(payload or b"")
     found = json.loads(headers) if headers else {}
     plain = (
@@ -222,6 +230,30 @@ class TableSession:
         self.database = PostgresDatabase(url, schema=schema)
         self.statements = schema.statements
         self.subscription: LocalSubscription | None = None
+
+    def do(self, work: Callable[[TableSession], T]) -> T:
+        """Do something with the table. When that fails because it was changed, this is lost.
+
+        The next session looks at the table again, and says what it lacks.
+        """
+        try:
+            return work(self)
+        except StoreUnavailableError:
+            raise
+        except StoreError as error:
+            self.refuse_changed(error.message)
+            raise
+
+    def refuse_changed(self, reason: str) -> None:
+        """Raise when the table is not as it was when it was looked at."""
+        found = self.database.run(lambda on: look_at(on, self._options.table))
+        dead = self._options.dead_letters
+        is_there = dead is None or self.database.run(lambda on: look_at(on, dead))
+        if found != self.statements.found or not is_there:
+            raise StoreUnavailableError(
+                f"the table {self._options.table!r} was changed while it was open: {reason}",
+                remedy="it is looked at again; a consumer is best stopped before a migration",
+            )
 
     def subscribed(self) -> LocalSubscription:
         """What is woken when a row was put in."""

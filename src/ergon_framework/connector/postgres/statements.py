@@ -111,7 +111,8 @@ class TableStatements:
 
     def __init__(self, options: TableOptions, found: Mapping[str, Column]) -> None:
         self._options = options
-        self._found = found
+        self.found = found
+        """The columns of the table, as they were when it was looked at."""
         self._columns = {role: quoted(column) for role, column in options.columns.items()}
         self._table = quoted_table(options.table)
         self.takes_ids = found[options.columns["id"]].type in _TEXTS
@@ -130,7 +131,7 @@ class TableStatements:
         return self._payload_type == "jsonb" and _NUL.search(body) is not None
 
     def _type_of(self, role: str) -> str:
-        column = self._found.get(self._options.columns.get(role, ""))
+        column = self.found.get(self._options.columns.get(role, ""))
         return "jsonb" if column is None else column.type
 
     # ---- reading --------------------------------------------------------------------------------
@@ -338,7 +339,7 @@ SELECT id, payload, headers, attempts FROM (
         if not self.takes_ids and "headers" not in self._columns:
             raise ConfigurationError(
                 f"the table {table!r} has no room for the id of a transaction: {identity!r} is"
-                f" {self._found[identity].type}, and columns names no headers",
+                f" {self.found[identity].type}, and columns names no headers",
                 remedy=f"ALTER TABLE {table} ADD COLUMN headers jsonb, and write"
                 ' columns="headers"; or let the id be text',
             )
