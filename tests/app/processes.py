@@ -28,18 +28,20 @@ class Output:
         assert stream is not None
         self._fd = stream.fileno()
         self._buffer = b""
+        self._told: list[str] = []
 
     def line(self) -> str:
         """The next line; empty at the end."""
         while b"\n" not in self._buffer:
             ready, _, _ = select.select([self._fd], [], [], PATIENCE)
-            assert ready, "nothing was printed in time"
+            assert ready, f"nothing was printed in time after {self._told}, but {self._buffer!r}"
             more = os.read(self._fd, 65536)
             if not more:
                 rest, self._buffer = self._buffer, b""
                 return rest.decode()
             self._buffer += more
         line, _, self._buffer = self._buffer.partition(b"\n")
+        self._told.append(line.decode())
         return line.decode() or " "
 
     def until(self, text: str) -> str:
