@@ -323,6 +323,25 @@ def test_nothing_is_left_to_be_written_to_a_reader_who_has_left() -> None:
     assert (done.returncode, done.stderr) == (0, "returned 1\n")
 
 
+ENQUEUES = """
+import sys
+from ergon_framework.cli import invoke
+
+assert invoke(["enqueue", "resize", "--store", "sqlite:///work.db"]) == 0
+print([name for name in ("asyncio", "concurrent.futures", "ssl") if name in sys.modules])
+"""
+
+
+@pytest.mark.slow
+def test_an_enqueue_loads_no_event_loop(tmp_path: Path) -> None:
+    """Cron and shell scripts start it often: asyncio was a tenth of its time."""
+    command = [sys.executable, "-c", ENQUEUES]
+    done = subprocess.run(  # noqa: S603
+        command, stdout=subprocess.PIPE, cwd=tmp_path, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("line", ["--version", "worker --help", "nonsense"])
 def test_the_package_is_the_command(line: str) -> None:

@@ -18,7 +18,6 @@ from ergon_framework.errors import (
     describe,
 )
 from ergon_framework.redaction import redacted_text
-from ergon_framework.task.mixins.utils import run_with_timeout
 from ergon_framework.telemetry import JsonFormatter
 
 if TYPE_CHECKING:
@@ -85,6 +84,9 @@ def finish_telemetry(
             method = getattr(provider, name, None)
             if not callable(method):
                 continue
+            # Late: it loads asyncio, and few commands have anything to flush.
+            from ergon_framework.task.mixins.utils import run_with_timeout
+
             try:
                 run_with_timeout(method, timeout)
             except Exception as error:

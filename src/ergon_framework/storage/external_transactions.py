@@ -6,15 +6,17 @@ done in a thread.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ergon_framework.errors import StoreError, StoreUnavailableError
+
+if TYPE_CHECKING:
+    # Where one of them is awaited, asyncio is loaded; a plain program starts without it.
+    import asyncio
 
 _AWAY = frozenset({"InterfaceError", "OperationalError", "TimeoutError"})
 """Both libraries name their errors as drivers do; the last is that of a pool with none left."""
@@ -297,6 +299,8 @@ async def _to_the_end(work: asyncio.Future[T], sync_connection: Any) -> T:
 
     No task waits in between: cancelling all tasks of a loop would cancel that one, too.
     """
+    import asyncio
+
     try:
         await asyncio.wait({work})
     except asyncio.CancelledError:
@@ -311,6 +315,9 @@ async def _cancelled_work(work: asyncio.Future[Any], sync_connection: Any) -> No
     """Wait for the thread and for the one that sends the cancel request: a request that came late
     would cancel the caller's next statement.
     """
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
     ended = threading.Event()
     work.add_done_callback(lambda _: ended.set())
     own = ThreadPoolExecutor(1, "ergon-cancel")  # those of the loop may wait for this very work
