@@ -353,7 +353,7 @@ def test_a_flow_that_uses_an_erased_result_cannot_be_retried(ergon: Ask) -> None
         step = {"handler": "send", "args": [ANN], "tags": [TAG]}
         flow = jobs.chain(step, "send").enqueue()
         hand = Hand(jobs.store)
-        hand.run(Succeeded(), b'"sent"')
+        hand.run(Succeeded(), "sent")
         hand.run(BOUNCED)
         assert ergon("--yes")[:1] == (0,)
         with pytest.raises(JobStateError, match=f"the result of the step {flow}.1 was erased"):
@@ -364,6 +364,23 @@ def test_a_flow_that_uses_an_erased_result_cannot_be_retried(ergon: Ask) -> None
         )
         assert not any("flows retry" in each for each in sentences)
         assert flow.skip() == "completed"  # nothing runs again
+
+
+def test_an_erased_result_is_not_taken_for_none(ergon: Ask) -> None:
+    """Whoever asks for it is told, of a job and of a flow."""
+    with closing(client()) as jobs:
+        job = jobs.enqueue("send", [ANN], tags=[TAG])
+        flow = jobs.chain({"handler": "send", "args": [ANN], "tags": [TAG]}).enqueue()
+        group = jobs.group(["a", "b"]).enqueue()
+        hand = Hand(jobs.store)
+        for result in ("sent", "sent", None, 2):
+            hand.run(Succeeded(), result)
+        assert (job.result(), flow.result(), group.result()) == ("sent", "sent", [None, 2])
+        assert ergon("--yes")[:1] == (0,)
+        for result_of in (job.result, flow.result):
+            with pytest.raises(JobStateError, match="was erased, and its result with it"):
+                result_of()
+        assert group.result() == [None, 2]
 
 
 def test_what_was_signalled_to_a_flow_is_erased_with_it(ergon: Ask) -> None:

@@ -34,9 +34,10 @@ from ergon_framework.jobs.results import (
     POLL_INTERVAL,
     SharedSubscription,
     check_timeout,
+    refuse_erased_result,
     why_hint,
 )
-from ergon_framework.jobs.stores.erasure import missing_for_retry
+from ergon_framework.jobs.stores.erasure import erased_among, missing_for_retry
 from ergon_framework.jobs.stores.flow_settlement import no_flow
 from ergon_framework.jobs.views import error_view
 from ergon_framework.lazy_exports import LateModule
@@ -368,13 +369,20 @@ def _timed_out(store: FullJobStore, flow: Flow, timeout: float | None) -> Result
 
 
 def flow_result(store: FullJobStore, flow: Flow) -> Any:
-    """What a completed flow returned; raises JobFailedError for one that ended otherwise."""
+    """What a completed flow returned; raises JobFailedError for one that ended otherwise.
+
+    As for a job, a result that was erased is an error, and not None.
+    """
     if flow.status is FlowStatus.COMPLETED:
         source = msgspec.json.decode(flow.plan).get("result")
         if source is None:
             return None
         read = results_reader(store) or flows_of(store).results
-        results = read(list(used_ids(source, flow.id)))
+        ids = list(used_ids(source, flow.id))
+        results = read(ids)
+        lost = erased_among(store, [each for each in ids if results.get(each) is None])
+        if lost is not None:
+            refuse_erased_result(lost)
         return msgspec.json.decode(value_of(source, flow.id, results))
     failed = next(iter(store.search(Search(flow=flow.id, statuses=(JobStatus.FAILED,)), 1)), None)
     details: dict[str, Any] = {"flow_id": flow.id, "status": flow.status.value}

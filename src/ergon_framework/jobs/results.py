@@ -17,11 +17,13 @@ from ergon_framework.errors import (
     JobError,
     JobFailedError,
     JobNotFoundError,
+    JobStateError,
     ResultTimeoutError,
     StoreUnavailableError,
     UnreadableJobError,
 )
 from ergon_framework.jobs.payload_codec import PLAIN, PayloadCodec
+from ergon_framework.jobs.stores.erasure import is_erased
 from ergon_framework.jobs.views import decoded, error_view, last_entry_with
 from ergon_framework.ports.jobstore import Job, JobStore, Subscription, Topic
 from ergon_framework.storage.deadlines import CALL_BUDGET
@@ -215,9 +217,11 @@ def why_hint(store: JobStore, any_id: str) -> str:
 def result_of(job: Job, store: JobStore, codec: PayloadCodec = PLAIN) -> Any:
     """What a completed job returned; raises JobFailedError for one that ended otherwise.
 
-    ``codec`` reads what is encoded, and fetches what is in an object store.
+    ``codec`` reads what is encoded, and fetches what is in an object store. One that was erased
+    raises JobStateError: None would be taken for what its handler returned.
     """
     if job.status is JobStatus.COMPLETED:
+        refuse_erased_result(job)
         return None if job.result is None else _read(job, codec)
     is_cancelled = job.status is JobStatus.CANCELLED
     failure = job.last_error
@@ -232,6 +236,16 @@ def result_of(job: Job, store: JobStore, codec: PayloadCodec = PLAIN) -> Any:
     if entry is not None:
         error.add_note(f"It failed here:\n{indented(str(entry['traceback']))}")
     raise error
+
+
+def refuse_erased_result(job: Job) -> None:
+    """Raise JobStateError for a completed job that was erased."""
+    if is_erased(job):
+        raise JobStateError(
+            f"the job {job.id} was erased, and its result with it",
+            remedy="enqueue it again with its arguments",
+            details={"job_id": job.id, "status": job.status.value},
+        )
 
 
 def _read(job: Job, codec: PayloadCodec) -> Any:

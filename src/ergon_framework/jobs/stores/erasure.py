@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
 
@@ -72,11 +73,17 @@ def missing_for_retry(
         for _, source in step.uses or ():
             for used in used_ids(source, flow_id):
                 users.setdefault(used, step.id)
-    ids = iter(users)
-    while some := tuple(islice(ids, _AT_ONCE)):
+    erased_one = erased_among(store, users)
+    return None if erased_one is None else (erased_one.id, users[erased_one.id])
+
+
+def erased_among(store: JobAdmin, ids: Iterable[str]) -> Job | None:
+    """One of these jobs that has completed, and was erased."""
+    rest = iter(ids)
+    while some := tuple(islice(rest, _AT_ONCE)):
         for job in store.search(Search(ids=some, statuses=(JobStatus.COMPLETED,))):
             if is_erased(job):
-                return job.id, users[job.id]
+                return job
     return None
 
 
