@@ -321,3 +321,14 @@ def test_times_that_nobody_could_read_are_refused(
     with pytest.raises(JobError, match=wrong):
         client.schedules.put("odd", "h", every=60, **options)
     assert client.schedules.all() == []
+
+
+@pytest.mark.parametrize("job", [b"{", b'{"handler":"tidy","args":["a"]}', b"[]"])
+def test_a_schedule_whose_job_cannot_be_read(client: JobClient, job: bytes) -> None:
+    """Firing it by hand is refused with a remedy, and nothing is enqueued."""
+    schedule = client.schedules.put("nightly", "tidy", cron="0 3 * * *")
+    client.store.put_schedule(msgspec.structs.replace(schedule, job=job))
+    with pytest.raises(JobError, match="cannot be read") as refused:
+        client.schedules.run("nightly")
+    assert "put it again" in str(refused.value)
+    assert client.count() == 0

@@ -134,6 +134,7 @@ def test_many_are_counted_and_then_changed(api: Api) -> None:
         ("/w0/cancel", b"{", 422, "invalid_request"),
         ("/w0/cancel", b'{"reason": "\xff"}', 422, "invalid_request"),
         ("/bulk", b"[" * 60_000, 422, "invalid_request"),
+        ("/d0/edit-and-requeue", b'{"args": [' + b"9" * 5000 + b"]}", 422, "invalid_request"),
         ("/d0/edit-and-requeue", {"args": {}}, 422, "body.args"),
         ("/d0/edit-and-requeue", {"args": ["x" * 1_100_000]}, 422, "the limit is 1,048,576"),
         ("/d0/edit-and-requeue", b" " * (MAX_EDIT_BODY + 1), 413, "too_large"),

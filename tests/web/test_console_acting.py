@@ -146,7 +146,9 @@ def test_delete_asks_once(place: Place) -> None:
     send(client, "change", action="delete", id="d0", secret=mine)
     assert "d0" in place.statuses()
     answer = send(client, "change", action="delete", id="d0", secret=mine, sure="yes")
+    assert (answer.status_code, answer.url.path) == (200, "/console/jobs")
     assert "The job was deleted." in answer.text
+    assert "w0" in answer.text  # the rest of the list, not an error
     assert "d0" not in place.statuses()
 
 

@@ -106,6 +106,7 @@ def test_a_form_that_is_sent_twice(place: Place) -> None:
         ({"args": '{"a": 1}'}, "args is not a JSON array"),
         ({"kwargs": "[]"}, "kwargs is not a JSON object"),
         ({"args": "[" * 50_000}, "args is nested too deeply"),
+        ({"args": f"[{'9' * 5000}]"}, "args has a number too long"),
         ({"args": f'["{"x" * 1_100_000}"]'}, "the limit is 1,048,576"),
     ],
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
+import re
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -387,3 +389,17 @@ def test_other_empty_pages_teach(tmp_path: Path, path: str, taught: str) -> None
     open_store(f"sqlite:///{tmp_path}/work.db").close()
     client = ConsoleClient(create_app(settings=load_settings(file, {})))
     assert taught in page(client, f"/console/{path}")
+
+
+@pytest.mark.parametrize("name", ["50%25 off", "a%2Fb", "order#7?x=1", '"><b>'])
+def test_an_id_with_signs_that_mean_something_in_addresses(
+    opened: Opened, tmp_path: Path, name: str
+) -> None:
+    """The links of its page lead to the same job, in the list as well as on the page."""
+    with JobClient(f"sqlite:///{tmp_path}/work.db") as jobs:
+        jobs.enqueue("work", id=name)
+    client = opened()
+    text = page(client, "/console/jobs")
+    [link] = {html.unescape(each) for each in re.findall(r'href="(/console/jobs/[^"]+)"', text)}
+    found = re.findall(r'href="([^"]+format=json)"', page(client, link))
+    assert client.get(html.unescape(found[0])).json()["id"] == name

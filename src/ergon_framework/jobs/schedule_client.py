@@ -146,7 +146,14 @@ class ScheduleClient(Generic[E]):
         from ergon_framework.jobs.newjob import new_id
         from ergon_framework.jobs.scheduler import job_of
 
-        job = job_of(self.get(name), self._store.now())
+        schedule = self.get(name)
+        try:
+            job = job_of(schedule, self._store.now())
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise JobError(
+                f"the schedule {name!r} cannot fire: what it enqueues cannot be read",
+                remedy="put it again, or restart the worker whose settings have it",
+            ) from error
         now = msgspec.structs.replace(job, id=new_id(), run_at=None)
         (added,) = self._store.add([now])
         return self._enqueued(added)

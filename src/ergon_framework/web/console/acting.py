@@ -143,6 +143,9 @@ def _json(field: str, text: str, kind: type, example: str) -> Any:
         where = f"line {error.lineno}, column {error.colno}"
         problem = f"{field} is no JSON at {where}: {error.msg}"
         raise JobError(problem, remedy=f"write it like {example}", details=details) from None
+    except ValueError:  # a number of more digits than Python reads
+        remedy = "write it as text"
+        raise JobError(f"{field} has a number too long", remedy=remedy, details=details) from None
     except RecursionError:
         remedy = "keep the data elsewhere"
         raise JobError(f"{field} is nested too deeply", remedy=remedy, details=details) from None

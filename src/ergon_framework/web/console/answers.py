@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -143,7 +144,7 @@ class Answers:
             counts=frame.counts,
             frame=frame,
             base=base,
-            here=request.url.path,
+            here=path_of(request),
             asset=partial(self._asset, base),
             with_format=partial(_with_format, request),
             is_live=view.is_live,
@@ -158,8 +159,17 @@ class Answers:
 
 def _with_format(request: Request, name: str) -> str:
     """The address of the same view in another format."""
-    url = request.url.include_query_params(format=name)
-    return f"{url.path}?{url.query}"
+    return address_with(request, format=name)
+
+
+def path_of(request: Request) -> str:
+    """The path that was asked for, as a link has it: an id may have a percent sign in it."""
+    return quote(request.scope["path"], safe="/:@!$&'()*+,;=")
+
+
+def address_with(request: Request, **query: str) -> str:
+    """The address that was asked for, with other parameters."""
+    return f"{path_of(request)}?{request.url.include_query_params(**query).query}"
 
 
 def _safe(response: Response) -> Response:

@@ -50,7 +50,7 @@ COLUMNS = (
     "tags",
 )
 _REPEATED = ("status", "tag", "metadata")
-_OURS = frozenset({"format", "payloads"})
+_OURS = frozenset({"format", "payloads", "did"})
 
 
 def params_of(given: Given, limit: int) -> JobsParams:

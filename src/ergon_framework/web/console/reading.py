@@ -15,7 +15,7 @@ from starlette.responses import RedirectResponse, Response
 from ergon_framework.core.flow import FlowStatus
 from ergon_framework.core.job import JobStatus
 from ergon_framework.web.backend_pool import BackendPool
-from ergon_framework.web.console.answers import ROOT, View, format_of
+from ergon_framework.web.console.answers import ROOT, View, address_with, format_of
 from ergon_framework.web.console.capability_page import ATTEMPT_COLUMNS, capability_document
 from ergon_framework.web.console.flow_pages import (
     FLOW_COLUMNS,
@@ -184,8 +184,7 @@ class ReadingPages:
             "is_first": cursor is None,
         }
         if found["next_cursor"] is not None:
-            url = request.url.include_query_params(cursor=found["next_cursor"])
-            extra["following"] = f"{url.path}?{url.query}#steps"
+            extra["following"] = f"{address_with(request, cursor=found['next_cursor'])}#steps"
         is_live = not FlowStatus(found["status"]).is_final and cursor is None
         title, rows = found["name"] or "Flow", found["items"]
         return View("flow.html", title, found, rows, STEP_COLUMNS, extra, is_live=is_live)

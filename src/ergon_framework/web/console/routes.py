@@ -20,7 +20,14 @@ from ergon_framework.web.audit import logger as audit
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import JobBackend
 from ergon_framework.web.console.acting import FormTaker, action_in, edit_in, refuse_foreign
-from ergon_framework.web.console.answers import ROOT, Answers, Frame, View, format_of
+from ergon_framework.web.console.answers import (
+    ROOT,
+    Answers,
+    Frame,
+    View,
+    address_with,
+    format_of,
+)
 from ergon_framework.web.console.audit_page import (
     AUDIT_COLUMNS,
     audit_document,
@@ -227,8 +234,7 @@ class Console:
             "actions": actions_for_all(asked.status),
         }
         if document["next_cursor"] is not None:
-            url = request.url.include_query_params(cursor=document["next_cursor"])
-            extra["following"] = f"{url.path}?{url.query}"
+            extra["following"] = address_with(request, cursor=document["next_cursor"])
         is_newest = asked.cursor is None
         rows = document["items"]
         return View("jobs.html", "Jobs", document, rows, COLUMNS, extra, is_live=is_newest)
@@ -397,8 +403,7 @@ class Console:
         known = (*ACTIONS, EDIT, LOOK, PAUSE, RESUME, FIRE)
         extra = {"known": known, "outcome_chip": outcome_chip, "following": None}
         if found["next_cursor"] is not None:
-            url = request.url.include_query_params(cursor=found["next_cursor"])
-            extra["following"] = f"{url.path}?{url.query}"
+            extra["following"] = address_with(request, cursor=found["next_cursor"])
         return View("audit.html", "Audit log", found, found["items"], AUDIT_COLUMNS, extra)
 
     async def _edit_page(self, request: Request) -> View:
