@@ -167,6 +167,28 @@ def test_a_worker_that_is_killed_with_its_children_in_the_middle_of_a_call(
     assert outcomes == ["success"]
 
 
+@pytest.mark.req("PEF:trap-worker-lost", "PEF:A-16")
+def test_a_child_outlives_its_main_process_that_was_killed(stage: Stage) -> None:
+    """Its call goes on, and keeps its key: whoever has the message again waits for that result."""
+    killed = stage.start(PUPPET_VISIBILITY=SOON, PUPPET_OUTLIVES="1")
+    sent = stage.send("orphan", "hold", "ok", idempotency_key="k", correlation_id="c-1")
+    stage.event("orphan")
+    killed.kill()
+    killed.wait()
+    try:
+        until(stage.is_due_again, "the broker may deliver it again")
+        stage.start(PUPPET_VISIBILITY=SOON)
+        until(lambda: '"waits_for":"duplicate"' in stage.log(), "it came again, and waits")
+        stage.redis.rpush("go:orphan", "go")
+        assert sent.get(timeout=WAIT_TIMEOUT) == {"call": 1, "key": "k"}
+        assert stage.calls("orphan") == 1
+        stage.stop()
+    finally:
+        os.killpg(killed.pid, signal.SIGKILL)  # Celery's children know nothing of their parent
+    outcomes = [row.outcome for row in open_store(stage.store).attempts_of("c-1")]
+    assert outcomes == ["success"]
+
+
 @pytest.mark.req("PEF:trap-worker-lost")
 def test_a_call_that_kills_every_worker_is_given_up(worker: Stage) -> None:
     """Two redeliveries are allowed here: after three calls there is a dead letter."""

@@ -3,7 +3,8 @@
 ``worker.py BROKER STORE`` with the words of ``celery worker`` after them. What the provider does
 is told on the Redis list ``events``; what it waits for comes on lists of Redis as well. A circuit
 stays open for ``PUPPET_COOLDOWN`` seconds. A message that a worker has not acknowledged is
-delivered again after ``PUPPET_VISIBILITY`` seconds.
+delivered again after ``PUPPET_VISIBILITY`` seconds. With ``PUPPET_OUTLIVES`` children live on when
+the main process is killed, as they do where the system does not end them with it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from typing import Any
 
 import redis
-from celery import Celery
+from celery import Celery, platforms
 
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.celery_task import CeleryProviderTask
@@ -106,4 +107,6 @@ def make_app(broker: str, store: str) -> Celery:
 
 
 if __name__ == "__main__":
+    if os.environ.get("PUPPET_OUTLIVES"):
+        platforms.set_pdeathsig = lambda _: None
     make_app(sys.argv[1], sys.argv[2]).worker_main(["worker", *sys.argv[3:]])
