@@ -272,6 +272,21 @@ def test_a_signal_that_comes_too_late_is_refused(
     assert "The signal 'approved' did not come within its time limit." in step
 
 
+def test_a_signal_whose_answer_was_lost_may_be_sent_again(flow_app: FlowApp) -> None:
+    """Its step has completed with it by then; another value is refused, and so is another name."""
+    app = flow_app.app
+    flow = app.chain(app.wait_for_signal("ok"), flow_app.add.step(1)).enqueue()
+    for _ in range(2):
+        flow.signal("ok", 41)
+    with pytest.raises(JobStateError, match="has another value already"):
+        flow.signal("ok", 42)
+    with pytest.raises(JobStateError, match="no step of the flow"):
+        flow.signal("o", 41)
+    app.drain()
+    flow.signal("ok", 41)
+    assert flow.result() == 42
+
+
 def test_a_flow_waits_for_a_signal_once(flow_app: FlowApp) -> None:
     """Whoever approves one thing must not approve another; and a value is what JSON can carry."""
     app, add = flow_app.app, flow_app.add

@@ -37,11 +37,11 @@ from ergon_framework.jobs.results import (
     refuse_erased_result,
     why_hint,
 )
-from ergon_framework.jobs.stores.erasure import erased_among, missing_for_retry
+from ergon_framework.jobs.stores.erasure import erased_among, is_erased, missing_for_retry
 from ergon_framework.jobs.stores.flow_settlement import no_flow
 from ergon_framework.jobs.views import error_view
 from ergon_framework.lazy_exports import LateModule
-from ergon_framework.ports.flow import Flow, SignalOutcome, used_ids
+from ergon_framework.ports.flow import SIGNAL_PREFIX, Flow, SignalOutcome, used_ids
 from ergon_framework.ports.job_fields import encode_value
 from ergon_framework.ports.jobstore import FlowStore, FullJobStore, Job, Search
 from ergon_framework.storage.urls import option_for, pasteable
@@ -323,6 +323,8 @@ def send_signal(
         )
     with hints_for(store):
         outcome = flows_of(store).signal(str(flow_id), name, text)
+    if outcome is SignalOutcome.UNKNOWN:
+        outcome = _earlier_outcome(store, str(flow_id), name, text)
     if outcome is SignalOutcome.TAKEN:
         return
     what, remedy = _NOT_TAKEN[outcome]
@@ -332,6 +334,16 @@ def send_signal(
         remedy=f"{remedy}:  {why}",
         details={"flow_id": str(flow_id), "signal": name, "outcome": outcome.value},
     )
+
+
+def _earlier_outcome(store: FullJobStore, flow_id: str, name: str, text: bytes) -> SignalOutcome:
+    """What became of a signal whose step does not wait any more: who lost the answer asks again."""
+    completed = (JobStatus.COMPLETED,)
+    search = Search(flow=flow_id, handler=f"{SIGNAL_PREFIX}{name}", statuses=completed)
+    for step in store.search(search, 2):
+        if step.step is not None and step.step.signal is not None and not is_erased(step):
+            return SignalOutcome.TAKEN if step.result == text else SignalOutcome.SIGNALLED
+    return SignalOutcome.UNKNOWN
 
 
 def wait_for_flow(

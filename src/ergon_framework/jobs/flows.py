@@ -26,7 +26,15 @@ from ergon_framework.errors import FlowPartError, JobError
 from ergon_framework.jobs.flow_client import AsyncEnqueuedFlow, EnqueuedFlow, EnqueuedId
 from ergon_framework.jobs.flow_mistakes import no_list, no_part, refuse_spent
 from ergon_framework.jobs.newjob import JobSpec, new_id, spread
-from ergon_framework.ports.flow import Join, NewFlow, StepPlace, as_runs, join_id, step_id
+from ergon_framework.ports.flow import (
+    SIGNAL_PREFIX,
+    Join,
+    NewFlow,
+    StepPlace,
+    as_runs,
+    join_id,
+    step_id,
+)
 from ergon_framework.ports.job_fields import check_call, choice, name, seconds
 from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.ports.usage import shows
@@ -35,7 +43,6 @@ T = TypeVar("T")
 
 MAX_SHOWN = 100
 """Parts of one group that the plan of a flow names; the others are counted."""
-SIGNAL_PREFIX = "signal:"
 _encode = msgspec.json.Encoder().encode
 _NOT_OF_STEPS = ("id", "unique", "on_duplicate", "after", "on_failure")
 _on_failure = choice(OnFailure)

@@ -15,6 +15,8 @@ import msgspec
 
 from ergon_framework.core.flow import FlowState, FlowStatus, OnFailure
 
+SIGNAL_PREFIX = "signal:"
+"""How the handler of a step begins that waits for a signal; its name follows."""
 CANCELLED_BY_FLOW = "flow"
 """Why a step was cancelled that its flow cancelled: such a step comes back with its flow."""
 
