@@ -35,6 +35,9 @@ class LateModule:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
+        # Tools that look at every object of a module ask for these, and it loads for none of them.
+        if name.startswith("__"):
+            raise AttributeError(name)
         return getattr(import_module(self._name), name)
 
 
