@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,6 +71,32 @@ def test_a_refused_dispatch_shows_no_payload_in_asyncio(redis_url: str, client: 
     with pytest.raises(ConfigurationError, match="WRONGTYPE") as caught:
         asyncio.run(dispatch())
     assert SECRET not in said(caught.value)
+
+
+@pytest.mark.parametrize("command", ["xreadgroup", "xack", "xadd"])
+def test_rights_that_are_taken_away_are_told_as_such(
+    redis_url: str, client: Any, command: str
+) -> None:
+    """By every call that needs them, inside of a script or not: no repeat would bring them back."""
+    client.execute_command("ACL", "SETUSER", "clerk", "on", f">{SECRET}", "~*", "&*", "+@all")
+    try:
+        with orders(redis_url.replace("redis://", f"redis://clerk:{SECRET}@")) as source:
+            source.dispatch_transactions([Transaction("t1", 1)])
+            (order,) = source.fetch_transactions(1)
+            client.execute_command("ACL", "SETUSER", "clerk", f"-{command}")
+            calls: dict[str, list[Callable[[], object]]] = {
+                "xreadgroup": [lambda: source.fetch_transactions(1)],
+                "xack": [lambda: source.ack(order), lambda: source.nack(order, ValueError("no"))],
+                "xadd": [lambda: source.dispatch_transactions([Transaction("t2", 2)])],
+            }
+            for call in calls[command]:
+                with pytest.raises(ConfigurationError, match="forbids something") as caught:
+                    call()
+                assert SECRET not in said(caught.value)
+            client.execute_command("ACL", "SETUSER", "clerk", "+@all")
+            source.ack(order)
+    finally:
+        client.execute_command("ACL", "DELUSER", "clerk")
 
 
 def test_a_full_server_is_tried_again(redis_url: str, client: Any) -> None:

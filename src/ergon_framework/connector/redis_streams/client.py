@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
@@ -308,7 +309,7 @@ class RedisClients:
                 f"{self.name} does not let this user in",
                 remedy="correct the user and the password in the URL of the connector",
             )
-        if isinstance(error, self._errors.NoPermissionError) or text.startswith("NOPERM"):
+        if isinstance(error, self._errors.NoPermissionError) or _FORBIDDEN.search(text):
             return ConfigurationError(
                 f"{self.name} forbids something to this user: {text}",
                 remedy="let the user run scripts and use the keys of the stream (ACL)",
@@ -338,6 +339,8 @@ class RedisClients:
         )
 
 
+_FORBIDDEN = re.compile("^NOPERM|ACL failure in script")
+"""What a server says of a command that the user may not give, by itself or in a script."""
 _REMEDIES = {
     "DB index": "correct the number of the database in the URL of the connector",
     "WRONGTYPE": "another program uses the name of the stream, or that of its dead letters, for"
