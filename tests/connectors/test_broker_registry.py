@@ -206,6 +206,7 @@ def test_settings_name_a_url(tmp_path: Path, table: str) -> None:
         ('url = "amqq://h/0"', "no connector for the URL"),
         ('url = "redis://h/zero?stream=orders"', "number of a database"),
         ('url = "redis://h/0?stream=orders"\nstream = "more"', "twice"),
+        ('type = "rabbitmq"', "'url' is missing (write url ="),
     ],
 )
 def test_check_tells_what_is_wrong_without_connecting(

@@ -14,11 +14,13 @@ import psycopg
 import pytest
 
 from ergon_framework.connector.broker.connection import BrokerUnavailableError
+from ergon_framework.connector.rabbitmq import RabbitConnector
 from ergon_framework.errors import ChannelLostError, ConfigurationError
 from ergon_framework.ports.transaction import Transaction
 from tests.boundary.node.cables import Cable
 from tests.campaign.parameter_sample import sampled
 from tests.connectors.rabbitmq.in_colour import COLOURS, in_colour
+from tests.connectors.rabbitmq.other_program import channel
 from tests.connectors.test_jsonl_forking import ended, in_a_child
 from tests.servers.rabbitmq import RabbitServer
 from tests.servers.tls import Papers
@@ -263,3 +265,20 @@ def test_a_forked_child_settles_nothing_of_its_parents(rabbit_server: RabbitServ
         assert other.transaction_id == "child"
         orders("ack", other)
         assert orders("count") == 0
+
+
+@pytest.mark.parametrize("option", ["exchange", "dead_letter_exchange"])
+def test_the_doctor_finds_an_exchange_that_is_missing(
+    rabbit_server: RabbitServer, option: str
+) -> None:
+    """Otherwise the first message that is sent, or fails for good, would be the first to tell."""
+    given: dict[str, Any] = {option: f"shop-{option}"}
+    with RabbitConnector(rabbit_server.new_queue(), **given) as connector:
+        told = list(connector.observe())[-1]
+        assert told.is_grave
+        assert f"has no exchange 'shop-{option}'" in told.found
+        with channel(rabbit_server) as through:
+            through.exchange_declare(f"shop-{option}", "fanout")
+        found = list(connector.observe())
+        assert not [each for each in found if each.is_grave]
+        assert found[0].found == f"0 messages wait in {connector.queue}"

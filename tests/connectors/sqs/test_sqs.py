@@ -263,7 +263,9 @@ def test_a_queue_that_is_not_there_is_told_at_once(sqs: SqsServer) -> None:
     with connect(sqs, "nothing-here") as connector:
         with pytest.raises(ConfigurationError, match=r"sqs://us-east-1/nothing-here"):
             connector.fetch_transactions(1)
-        assert [each.is_grave for each in connector.observe()] == [True]
+        (told,) = connector.observe()
+        assert told.is_grave
+        assert told.remedy not in told.found, "it is told once"
 
 
 def test_a_queue_without_dead_letters_is_not_consumed(sqs: SqsServer) -> None:
@@ -288,6 +290,7 @@ def test_a_redrive_policy_that_parking_would_use_up_is_told(sqs: SqsServer) -> N
     [
         ("sqs://eu-central-1", {}, "cannot be read"),
         ("sqs://user:secret@eu-central-1/q", {}, "credentials are found where"),
+        ("sqs://eu-central-1/q", {"endpoint": "127.0.0.1:4566"}, "with http:// or https://"),
         ("sqs://eu-central-1/q", {"wait": 21}, "wait must be at most 20, not 21"),
         ("sqs://eu-central-1/q", {"visibility": 0}, "visibility must be at least 1, not 0"),
     ],
@@ -331,7 +334,7 @@ def test_a_dead_letter_queue_that_is_missing_is_named(sqs: SqsServer) -> None:
         ({}, f"sqs://{REGION}/orders", "set AWS_ACCESS_KEY_ID"),
         ({"AWS_PROFILE": "nonesuch"}, f"sqs://{REGION}/orders", "correct AWS_PROFILE"),
         (KEYS, "sqs://eu_central/orders", "write sqs://eu-central-1/orders"),
-        (KEYS, f"sqs://{REGION}/orders?endpoint=localhost:4566", "http://localhost:4566"),
+        (KEYS, f"sqs://{REGION}/orders?endpoint=http://no host", "http://localhost:4566"),
     ],
 )
 def test_what_waiting_does_not_mend_is_told_at_once(

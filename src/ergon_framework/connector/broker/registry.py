@@ -141,7 +141,10 @@ def complete_options(factory: Callable[..., Any], given: Mapping[str, Any]) -> d
     refuse_unknown(options, declared_options(factory))
     for name, parameter in inspect.signature(factory).parameters.items():
         if parameter.default is parameter.empty and name not in options:
-            raise _refused(name, f"the option {name!r} is missing", f"write {name}=… in the URL")
+            remedy = (
+                f"write {name}=… in the URL" if "url" in options else 'write url = "SCHEME://…"'
+            )
+            raise _refused(name, f"the option {name!r} is missing", remedy)
     return typed_options(factory, options)
 
 

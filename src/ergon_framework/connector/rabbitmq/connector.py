@@ -395,12 +395,16 @@ class RabbitConnector:
             return await publisher.ensure(plan, may_declare=may) + self._waiting_here()
 
     def observe(self) -> Iterator[Observation]:
-        """What ``ergon doctor`` says: whether the broker answers, and what is in the queues."""
+        """What ``ergon doctor`` says: whether the broker answers, what is in the queues, and which
+        exchange is missing.
+        """
         try:
             with self._publisher_in_use() as publisher:
                 for plan in self._consumed():
                     count = publisher.ensure(plan, may_declare=self._may_declare)
-                    yield Observation(f"queue {plan.name}", f"{count} messages wait in it")
+                    yield Observation("queue", f"{count} messages wait in {plan.name}")
+                for exchange in filter(None, (self._to[0], self._topology.dead_letter_exchange)):
+                    publisher.find_exchange(exchange)
                 if self._may_declare and not publisher.is_as_planned(self._topology.source()):
                     yield Observation(
                         "queue arguments",

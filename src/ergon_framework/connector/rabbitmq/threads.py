@@ -164,6 +164,13 @@ class PikaConnection:
             )
         return int(answer.method.message_count)
 
+    def find_exchange(self, name: str) -> None:
+        """Raise when there is no exchange of that name."""
+        with self.side_channel() as channel:
+            self.ask(
+                lambda done: channel.exchange_declare(name, passive=True, callback=done), channel
+            )
+
     def gone(self, error: Exception) -> None:
         """The connection has ended, or is given up: nothing of it can be settled any more."""
         if self.error is not None:
@@ -469,6 +476,10 @@ class PikaPublisher:
     def ensure(self, plan: QueuePlan, *, may_declare: bool) -> int:
         """See to it that a queue is there; how many messages wait in it."""
         return self._connection.ensure(plan, may_declare=may_declare)
+
+    def find_exchange(self, name: str) -> None:
+        """Raise when there is no exchange of that name."""
+        self._connection.find_exchange(name)
 
     def is_as_planned(self, plan: QueuePlan) -> bool:
         """Whether a queue has the arguments that it would be made with; it is made if need be."""

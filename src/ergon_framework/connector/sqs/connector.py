@@ -54,7 +54,13 @@ from ergon_framework.connector.sqs.wire import (
 )
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
-from ergon_framework.errors import ChannelLostError, ConfigurationError, PayloadError, describe
+from ergon_framework.errors import (
+    ChannelLostError,
+    ConfigurationError,
+    ErgonError,
+    PayloadError,
+    describe,
+)
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.storage.server import Observation
 from ergon_framework.telemetry.tracing import dispatching
@@ -116,6 +122,11 @@ class SqsConnector(ThreadedConsuming):
                 "the URL of the connector cannot be read",
                 remedy=f"write {EXAMPLE}; credentials are found where AWS clients look for them",
             )
+        if endpoint is not None and not endpoint.lower().startswith(("http://", "https://")):
+            raise ConfigurationError(
+                "endpoint is the address of a server, with http:// or https:// before it",
+                remedy="write endpoint=http://localhost:4566, or leave it out for AWS",
+            )
         self.name = name
         self.malformed = 0
         self._region = place.host
@@ -161,7 +172,8 @@ class SqsConnector(ThreadedConsuming):
             queue = self._queue()
         except Exception as error:
             remedy = getattr(error, "remedy", "") or "see that region, queue and rights are right"
-            return [Observation("queue", describe(error), remedy, is_grave=True)]
+            found = error.message if isinstance(error, ErgonError) else describe(error)
+            return [Observation("queue", found, remedy, is_grave=True)]
         told = [Observation("queue", f"{self.queue} is there")]
         if queue.dead_letters is None:
             told.append(Observation("dead letters", "go nowhere", _NO_DEAD_LETTERS))
