@@ -208,9 +208,18 @@ def _under_way(flow: Flow, store: FullJobStore, options: str) -> Iterator[str]:
 # ---- as a tree ----------------------------------------------------------------------------------
 
 
+def plan_tree(flow: Flow) -> Mapping[str, Any]:
+    """The steps of a flow as they were planned; an empty one where the plan cannot be read."""
+    try:
+        tree = msgspec.json.decode(flow.plan, type=dict[str, Any]).get("tree")
+    except (ValueError, msgspec.MsgspecError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
 def tree_of(flow: Flow, steps: Sequence[Job]) -> list[str]:
     """The flow as it was written, one line for each part, with how its steps stand."""
-    tree = msgspec.json.decode(flow.plan).get("tree") or {}
+    tree = plan_tree(flow)
     by_id = {job.id: job for job in steps}
     lines = list(_lines(tree, flow.id, by_id, 0))
     shown = set(_shown(tree, flow.id))

@@ -184,9 +184,16 @@ def last_entry_with(job: Job, name: str) -> dict[str, Any] | None:
     return latest
 
 
+_EARLIEST, _LATEST = -62_167_219_200.0, 253_402_300_799.0
+"""The first and the last second that such a text can name."""
+
+
 def moment(at: float | None) -> str | None:
-    """An instant as RFC 3339 text."""
-    return None if at is None else format_rfc3339(at)
+    """An instant as RFC 3339 text; one that no such text can name is the nearest that one can.
+
+    A row may be of a program of somebody else: it must not keep all others from being shown.
+    """
+    return None if at is None else format_rfc3339(min(max(at, _EARLIEST), _LATEST))
 
 
 def decoded(text: bytes) -> Any:

@@ -21,10 +21,15 @@ from ergon_framework.errors import (
     JobNotFoundError,
     StoreError,
     StoreUnavailableError,
+    UnreadableJobError,
 )
 from ergon_framework.web.audit import LOOK, AuditLog
 from ergon_framework.web.backends import PROVIDERS, Backends, JobBackend, ZoneBackend
-from ergon_framework.web.responses import BackendUnavailableError, ResourceNotFoundError
+from ergon_framework.web.responses import (
+    BackendUnavailableError,
+    ResourceNotFoundError,
+    UnreadableAnswerError,
+)
 
 logger = logging.getLogger("ergon.web")
 
@@ -139,6 +144,9 @@ class BackendPool:
         # That is an answer, and no outage.
         except (JobNotFoundError, BoundaryNotFoundError):
             raise
+        except UnreadableJobError as error:  # of one job: the store answers, and is not away
+            logger.warning("%s", error)
+            raise UnreadableAnswerError(part, error.code) from error
         except (StoreError, BoundaryError, OSError) as error:
             if part not in self._away:  # logged once per outage, not for every request
                 logger.warning("%s does not answer: %s", part, error)

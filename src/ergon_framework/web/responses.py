@@ -102,6 +102,15 @@ class BackendUnavailableError(ErgonError):
         self.code = code
 
 
+class UnreadableAnswerError(BackendUnavailableError):
+    """A store answers, but the row or the payload of the job that was asked for cannot be read."""
+
+    def __init__(self, part: str, code: str) -> None:
+        remedy = "list such jobs with ergon jobs unreadable; the log of the server says why"
+        ErgonError.__init__(self, "this job cannot be read", remedy=remedy, details={"part": part})
+        self.code = code
+
+
 def _described(text: str) -> dict[str, Any]:
     return {"model": Problem, "description": text}
 

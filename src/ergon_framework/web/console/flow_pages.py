@@ -6,12 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
-
 from ergon_framework.core.flow import FlowStatus
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.flow_client import found_flow
-from ergon_framework.jobs.flow_why import explain_flow, flow_view, total
+from ergon_framework.jobs.flow_why import explain_flow, flow_view, plan_tree, total
 from ergon_framework.ports.flow import Flow, step_id
 from ergon_framework.ports.jobstore import FlowStore, FullJobStore, Job, Search
 from ergon_framework.web.backends import JobBackend
@@ -114,7 +112,7 @@ def flow_document(
 
 
 def _graph(flow: Flow, store: FullJobStore) -> dict[str, Any]:
-    tree = msgspec.json.decode(flow.plan).get("tree") or {}
+    tree = plan_tree(flow)
     is_small = total(flow) <= MOST_READ
     read: dict[str, Job] = {}
     if is_small:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -35,7 +36,7 @@ from ergon_framework.web.console.audit_page import (
     outcome_chip,
 )
 from ergon_framework.web.console.events import ChangeEvents
-from ergon_framework.web.console.formatting import blocks
+from ergon_framework.web.console.formatting import Figure, blocks
 from ergon_framework.web.console.job_pages import (
     COLUMNS,
     MOST_SHOWN,
@@ -89,6 +90,7 @@ from ergon_framework.web.responses import (
 from ergon_framework.web.sessions import COOKIE, LIFETIME, Sessions
 from ergon_framework.web.tokens import CallerRole
 
+logger = logging.getLogger("ergon.web")
 Shown = Callable[[Request], Awaitable[View | Response]]
 QUEUE_COLUMNS = (
     "name",
@@ -107,6 +109,15 @@ QUEUE_COLUMNS = (
 )
 MOST_QUEUES = 100
 """Queues on a page."""
+
+
+class _PageFailedError(ErgonError):
+    """Something that is not foreseen; the caller gets none of its text."""
+
+    code = "internal"
+
+    def __init__(self) -> None:
+        super().__init__("the server failed", remedy="its log says how")
 
 
 class Console:
@@ -173,11 +184,14 @@ class Console:
             frame = await self._frame(request)
             try:
                 found = await show(request)
+                if isinstance(found, View):
+                    return self._answers.show(request, found, frame, found.status)
             except ErgonError as error:
                 return self._answers.error(request, error, frame)
-            if isinstance(found, Response):
-                return found
-            return self._answers.show(request, found, frame, found.status)
+            except Exception:  # a row that nobody of ours has written, say: a person reads a page
+                logger.exception("the page %s failed", request.url.path)
+                return self._answers.error(request, _PageFailedError(), frame)
+            return found
 
         return answer
 
@@ -186,7 +200,12 @@ class Console:
         session = self._taker.session(request)
         is_stranger = CALLER not in request.scope
         is_page = format_of(request) == "html"
-        counts = await self._watch.counts() if is_page and not is_stranger else {}
+        counts: Mapping[str, Figure] = {}
+        try:
+            if is_page and not is_stranger:
+                counts = await self._watch.counts()
+        except Exception:  # pages that need none of what cannot be read are shown all the same
+            logger.exception("the figures beside the pages cannot be told")
         did = _DID.get(request.query_params.get("did", ""))
         return Frame(counts, self._taker.sessions is not None, session, did)
 
