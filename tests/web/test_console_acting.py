@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -12,7 +14,7 @@ import pytest
 from ergon_framework.app.settings.sections import ServerSettings
 from ergon_framework.jobs import JobClient
 from ergon_framework.web.audit import AuditEntry, AuditLog, AuditSearch
-from ergon_framework.web.backends import backends_of
+from ergon_framework.web.backends import JobBackend, backends_of
 from ergon_framework.web.routes import build_app, server_plan
 from ergon_framework.web.sessions import LIFETIME, MAX_FAILURES, MINUTE, Sessions
 from ergon_framework.web.tokens import FixedTokens
@@ -369,3 +371,35 @@ def test_a_schedule_is_fired_now(place: Place) -> None:
         ("fire-schedule", "refused"),
         ("fire-schedule", "done"),
     ]
+
+
+def test_what_may_be_done_all_the_same(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that is late may do it when nobody waits any more: whoever acts is told to look."""
+    let_go, done = threading.Event(), threading.Event()
+    open_at_once = JobBackend.writing
+
+    @contextmanager
+    def late(backend: JobBackend) -> Iterator[JobClient]:
+        let_go.wait(60)
+        with open_at_once(backend) as client:
+            yield client
+        done.set()
+
+    settings = settings_in(tmp_path, "[server]\ntimeout = 1\n")
+    plan = server_plan(settings.server, backends_of(settings), None, sessions=place.sessions)
+    client = ConsoleClient(build_app(plan))
+    send(client, "sign-in", token=place.sessions.invite())
+    mine = secret(client)
+    monkeypatch.setattr(JobBackend, "writing", late)
+    try:
+        answer = send(client, "change", action="requeue", id="d0", secret=mine)
+        assert answer.status_code == 503
+        assert "before you ask again" in answer.text
+        assert place.statuses()["d0"] == "failed"
+        assert [each.outcome for each in place.entries()] == ["begun"]
+    finally:
+        let_go.set()
+    assert done.wait(60)
+    assert place.statuses()["d0"] == "pending"

@@ -40,6 +40,10 @@ THREADS_PER_BACKEND = 4
 """Questions that one part answers at the same time; others wait for their turn."""
 
 
+class NoAnswerInTimeError(StoreUnavailableError):
+    """Nobody waits any more for a store; a thread still does, and may do what was asked."""
+
+
 class Bulkhead:
     """One store or one zone. While it hangs, its own threads hang, and no other part's."""
 
@@ -72,7 +76,7 @@ class Bulkhead:
             async with asyncio.timeout(timeout):
                 return await asyncio.wrap_future(answer)
         except TimeoutError:
-            raise StoreUnavailableError(f"no answer within {timeout:g} s") from None
+            raise NoAnswerInTimeError(f"no answer within {timeout:g} s") from None
 
     def _work(self) -> None:
         while True:

@@ -14,9 +14,13 @@ from ergon_framework.jobs.editing import JobEdit
 from ergon_framework.ports.job_fields import name
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.telemetry.notices import emit
-from ergon_framework.web.backend_pool import BackendPool
+from ergon_framework.web.backend_pool import BackendPool, NoAnswerInTimeError
 from ergon_framework.web.job_routes import JobsParams, search_for
-from ergon_framework.web.responses import InvalidParameterError
+from ergon_framework.web.responses import (
+    BackendUnavailableError,
+    InvalidParameterError,
+    UnknownOutcomeError,
+)
 
 MOST_AT_ONCE = 10_000
 """Jobs that one request changes: it has its time. The same request goes on with the rest."""
@@ -175,7 +179,12 @@ class JobActions:
         # In the thread of the store, which goes on when the request has run out of its time: the
         # outcome is written down all the same.
         record = partial(audit.record, actor, action, target, detail, do)
-        return await self._pool.call("jobs", record)
+        try:
+            return await self._pool.call("jobs", record)
+        except BackendUnavailableError as error:
+            if isinstance(error.__cause__, NoAnswerInTimeError):
+                raise UnknownOutcomeError from error
+            raise
 
 
 def search_of(action: Action, asked: JobsParams) -> Search:

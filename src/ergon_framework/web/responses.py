@@ -111,6 +111,18 @@ class UnreadableAnswerError(BackendUnavailableError):
         self.code = code
 
 
+class UnknownOutcomeError(BackendUnavailableError):
+    """What was to be done may be done all the same: whoever asks again may do it twice."""
+
+    def __init__(self) -> None:
+        ErgonError.__init__(
+            self,
+            "the job store did not answer in time, and may do it all the same",
+            remedy="look at the job, or into the audit log, before you ask again",
+        )
+        self.code = "outcome_unknown"
+
+
 def _described(text: str) -> dict[str, Any]:
     return {"model": Problem, "description": text}
 
