@@ -136,6 +136,7 @@ def test_a_line_that_never_fires_is_refused(line: str) -> None:
     ("line", "problem"),
     [
         ("", "has 0 fields"),
+        ("nightly", "the cron line 'nightly' has 1 field"),
         ("* * * *", "has 4 fields"),
         ("* * * * * * *", "has 7 fields"),
         ("@reboot", "is not understood"),

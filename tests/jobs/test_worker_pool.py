@@ -152,14 +152,16 @@ def let_pass(seconds: float) -> None:
     wait_until(lambda: time.monotonic() >= until)
 
 
-def silent(folder: Path, **options: Any) -> tuple[ExecutorSettings, Callable[[], list[int]]]:
+def silent(
+    folder: Path, before: str = ":", **options: Any
+) -> tuple[ExecutorSettings, Callable[[], list[int]]]:
     """An executor in another language that knows of no ready descriptor, and who its processes are.
 
-    It reads requests to the end of its input, and answers none.
+    It reads requests to the end of its input, and answers none. ``before`` is done at its start.
     """
     program, pids = folder / "silent.sh", folder / "pids"
     pids.touch()
-    program.write_text(f"#!/bin/sh\necho $$ >> {pids}\nwhile read -r line; do :; done\n")
+    program.write_text(f"#!/bin/sh\n{before}\necho $$ >> {pids}\nwhile read -r line; do :; done\n")
     program.chmod(0o755)
     values = {"command": (str(program),), "pool_size": 1, "kill_grace": 0.5, **options}
     return ExecutorSettings(**values), lambda: [*map(int, pids.read_text().split())]
@@ -179,6 +181,41 @@ def test_an_idle_executor_that_is_killed_from_outside_is_replaced_however_often(
             os.kill(started()[-1], signal.SIGKILL)
         wait_until(lambda: len(started()) == 5)
     # the end of the block raises what the worker raised: it has not failed
+
+
+@pytest.mark.req("X7")
+def test_an_executor_that_has_said_it_is_ready_may_be_killed_within_its_startup_grace(
+    tmp_path: Path,
+) -> None:
+    """One process of it has come up: its program starts, whatever ends the others."""
+    says = 'echo ready > "/dev/fd/$ERGON_READY_FD"'
+    executor, started = silent(tmp_path, before=says, startup_grace=10.0)
+    subject = worker(MemoryJobStore(), executor=executor, max_failed_starts=1)
+    with at_work(subject):
+        for number in range(1, 4):
+            wait_until(lambda n=number: len(started()) == n)  # type: ignore[misc]
+            wait_until(lambda: executor_status(subject)["slots"] == 1)
+            os.kill(started()[-1], signal.SIGKILL)
+        wait_until(lambda: len(started()) == 4)
+
+
+@pytest.mark.req("X7")
+def test_a_silent_executor_that_is_killed_within_its_startup_grace_has_not_started(
+    tmp_path: Path,
+) -> None:
+    """Whatever ended it: a kernel that is out of memory ends programs while they start, too."""
+    executor, started = silent(tmp_path, startup_grace=60.0)
+    subject = worker(MemoryJobStore(), executor=executor, max_failed_starts=1)
+
+    def kill_twice() -> None:
+        with at_work(subject):
+            for number in (1, 2):
+                wait_until(lambda n=number: len(started()) == n)  # type: ignore[misc]
+                os.kill(started()[-1], signal.SIGKILL)
+            wait_until(lambda: executor_status(subject)["failed_starts"] >= 2)
+
+    with pytest.raises(ExecutorError, match=r"'python' does not start, tried 2 times: .*SIGKILL"):
+        kill_twice()
 
 
 @pytest.mark.req("X7")

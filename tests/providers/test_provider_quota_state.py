@@ -602,7 +602,11 @@ def test_the_day_of_a_text_may_begin_in_another_time_zone() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "5", "5/", "/s", "-1/s", "5/0s", "5/year", "5/2months", "5/ss", "1.5/s", 5, None]
+    "text",
+    [
+        *("", "5", "5/", "/s", "-1/s", "5/0s", "5/year", "5/2months", "5/ss", "1.5/s", 5, None),
+        *("\u0661\u0660/day", "5/\u0662h"),  # digits that TOML and cron do not take either
+    ],
 )
 def test_a_text_that_is_no_quota_is_refused_with_examples(text: Any) -> None:
     """It says what was written, and how to write it."""

@@ -23,7 +23,9 @@ _SECONDS = {
     **dict.fromkeys(("d", "day", "days"), _DAY),
 }
 _CALENDAR: dict[str, Literal["day", "month"]] = {"d": "day", "day": "day", "month": "month"}
-_QUOTA = re.compile(r"\s*(?P<limit>\d[\d_]{0,29})\s*/\s*(?P<count>\d{1,9})?\s*(?P<unit>[a-z]+)\s*")
+_QUOTA = re.compile(
+    r"\s*(?P<limit>[0-9][0-9_]{0,29})\s*/\s*(?P<count>[0-9]{1,9})?\s*(?P<unit>[a-z]+)\s*"
+)
 
 MAX_UNITS = 2**62 - 1
 """Of a window: what every database can count, and twice of it without an overflow."""

@@ -23,6 +23,7 @@ from zoneinfo import ZoneInfo, available_timezones
 from cronsim import CronSim, CronSimError
 
 from ergon_framework.core.schedule import Instants
+from ergon_framework.core.text import counted
 from ergon_framework.errors import JobError
 
 MAX_LINE = 200
@@ -80,7 +81,7 @@ def check_cron(line: str) -> str:
         return _check_name(fields)
     if len(fields) not in (5, 6):
         raise JobError(
-            f"the cron line {line!r} has {len(fields)} fields",
+            f"the cron line {line!r} has {counted(len(fields), 'field')}",
             remedy="write minute, hour, day-of-month, month and day-of-week, seconds before them "
             "if needed; or @hourly, @daily, @weekly, @monthly, @yearly, @every 30s",
         )
