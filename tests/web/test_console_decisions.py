@@ -306,6 +306,29 @@ def test_open_pages_hear_of_changes() -> None:
     ]
 
 
+@pytest.mark.parametrize(("others", "heard"), [(0, "abcdefghi"), (99, "aei")])
+def test_many_open_pages_hear_of_changes_less_often(others: int, heard: str) -> None:
+    """Of 100 that all load themselves anew, each does so every two seconds, with what is new."""
+    marks, stopping = iter("abcdefghi"), threading.Event()
+    instants = iter(range(9))
+
+    async def mark() -> str:
+        found = next(marks)
+        if found == "i":
+            stopping.set()
+        return found
+
+    async def go() -> str:
+        events = ChangeEvents(mark, stopping, clock=lambda: next(instants) / 2, tick=0)
+        events.watchers = others
+        answer = events.response()
+        assert isinstance(answer, StreamingResponse)
+        parts = [bytes(part) async for part in answer.body_iterator if isinstance(part, bytes)]
+        return "".join(part.decode().split("data: ")[1][0] for part in parts if b"data" in part)
+
+    assert asyncio.run(go()) == heard
+
+
 def test_a_job_that_runs_now() -> None:
     """Its axis ends now."""
     found = timeline_of(job(status="active", claimed_at=at(3), worker="w1"), START + 4)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from time import monotonic
 
 from starlette.responses import Response, StreamingResponse
 
@@ -17,6 +18,10 @@ from ergon_framework.web.responses import NO_STORE, unavailable
 
 TICK = 1.0
 """Seconds between two looks; also how long a stop of the server waits for open pages at most."""
+PACE = 0.02
+"""Seconds for each page that is open, between two times that one of them is told: each loads itself
+anew then, and so at most 50 of them do in a second, however many there are.
+"""
 MOST_WATCHERS = 300
 """Pages that are open at the same time. Each has a connection, and others need some, too."""
 _RETRY = b"retry: 3000\n\n"
@@ -27,8 +32,16 @@ _NOTHING = b":\n\n"
 class ChangeEvents:
     """Streams of server-sent events."""
 
-    def __init__(self, mark: Callable[[], Awaitable[str]], stopping: threading.Event) -> None:
+    def __init__(
+        self,
+        mark: Callable[[], Awaitable[str]],
+        stopping: threading.Event,
+        clock: Callable[[], float] = monotonic,
+        tick: float = TICK,
+    ) -> None:
         """``mark``: a text that changes with what there is to see."""
+        self._tick = tick
+        self._clock = clock
         self._mark = mark
         self._stopping = stopping
         self.watchers = 0
@@ -43,13 +56,17 @@ class ChangeEvents:
         self.watchers += 1
         try:
             yield _RETRY
-            last = None
+            last, told_at = None, 0.0
             while not self._stopping.is_set():
-                mark = await self._look()
-                yield _NOTHING if mark == last else f"event: changed\ndata: {mark}\n\n".encode()
-                last = mark
+                mark, now = await self._look(), self._clock()
+                is_early = last is not None and now - told_at < PACE * self.watchers
+                if mark == last or is_early:
+                    yield _NOTHING
+                else:
+                    yield f"event: changed\ndata: {mark}\n\n".encode()
+                    last, told_at = mark, now
                 # A timeout, as a stop may be asked for by another thread, which wakes no loop.
-                await asyncio.wait({asyncio.get_running_loop().create_future()}, timeout=TICK)
+                await asyncio.wait({asyncio.get_running_loop().create_future()}, timeout=self._tick)
         finally:
             self.watchers -= 1
 
