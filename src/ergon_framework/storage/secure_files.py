@@ -59,6 +59,15 @@ class Folder:
         """Whether no other user has a reason to put anything into it."""
         self._fd = fd
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether its name still leads to it: it was not deleted, and nothing mounted there."""
+        try:
+            there, here = self.path.stat(), self.stat()
+        except OSError:
+            return False
+        return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
     @classmethod
     def open(cls, path: Path, *, follow: bool = False) -> Folder:
         """A folder that is there. With ``follow`` it may be a link: one that the operator named."""

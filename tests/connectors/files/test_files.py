@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import pytest
 
 from ergon_framework.connector import from_url
 from ergon_framework.connector.files import FilesConnector
-from ergon_framework.errors import ConfigurationError
+from ergon_framework.errors import ConfigurationError, ConnectorError
 from ergon_framework.testing.clock import VirtualClock
 from tests import fork_server
 from tests.connectors.files.folders import payloads, reading
@@ -440,3 +441,24 @@ def test_a_mistake_in_the_url_is_told(url: str, message: str) -> None:
         from_url(url)
     assert message in str(caught.value)
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("is_own", [True, False], ids=["in the folder", "elsewhere"])
+def test_a_state_that_is_deleted_while_it_is_used_is_begun_anew(
+    tmp_path: Path, is_own: bool
+) -> None:
+    """As after a restart: what it had kept is delivered again, and nothing waits for ever."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("n\n1\n2\n3\n")
+    state = tmp_path / "in" / ".ergon" if is_own else tmp_path / "state"
+    given = {} if is_own else {"state": str(state)}
+    with reading(tmp_path / "in", **given) as connector:
+        assert payloads(connector, 1) == [{"n": "1"}]
+        (second,) = connector.fetch_transactions(1)
+        shutil.rmtree(state)
+        with pytest.raises(ConnectorError, match="No such file"):
+            connector.ack(second)
+        assert payloads(connector) == [{"n": "1"}, {"n": "2"}, {"n": "3"}]
+        assert connector.health()
+    with reading(tmp_path / "in", **given) as connector:
+        assert payloads(connector) == []

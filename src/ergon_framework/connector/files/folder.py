@@ -43,11 +43,7 @@ class LocalFolder:
     @property
     def is_in_place(self) -> bool:
         """Whether its name still leads to it, and not to what was mounted there meanwhile."""
-        try:
-            there, here = self.path.stat(), self._folder.stat()
-        except OSError:
-            return False
-        return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+        return self._folder.is_in_place
 
     def names(self, takes: Callable[[str], bool]) -> tuple[list[str], set[str]]:
         """The names of files that are read, in order, and all there are."""

@@ -165,6 +165,11 @@ class Positions:
         """Wait until what was written is on disk."""
         self._journal.sync(ticket)
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the folder that keeps them is still the one of that name."""
+        return self._folder.is_in_place
+
     def mend(self) -> None:
         """Open the journal again and write everything that is known, if a write has failed."""
         if not self.is_sound:

@@ -146,8 +146,8 @@ class FilesReader:
         return sorted(self._unreadable)
 
     def mend(self) -> bool:
-        """Write again what a full disk did not take; False when this is not the place any more."""
-        if not self._place.is_in_place:
+        """Write again what a full disk did not take; False when a folder is another one by now."""
+        if not (self._place.is_in_place and self._positions.is_in_place):
             return False
         with self._lock:
             self._positions.mend()
