@@ -12,7 +12,7 @@ import pytest
 
 from ergon_framework.core.limits import QuotaUsage, QuotaWindow
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore
+from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore, QuotaGrant
 from ergon_framework.providers.errors import (
     ProviderBadRequestError,
     ProviderConnectionError,
@@ -390,6 +390,46 @@ def test_a_refusal_is_believed_for_a_second(clock: VirtualClock) -> None:
     other.refund(taken)
     clock.advance(1.0)
     assert call(provider).success
+
+
+class LateAnswer(WatchedStore):
+    """Its first answer about quota comes when another call was refused."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        self._told, self.now = self.now, self._now
+        self.is_asked, self.may_answer = threading.Event(), threading.Event()
+        self.first: threading.Thread | None = None
+
+    def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
+        grant = super().reserve(key, window, limit, units)
+        if not self.is_asked.is_set():
+            self.is_asked.set()
+            self.may_answer.wait(60)
+        elif not grant.is_granted:
+            self.may_answer.set()
+        return grant
+
+    def _now(self) -> float:
+        if self.may_answer.is_set() and self.first not in (None, threading.current_thread()):
+            assert self.first is not None
+            self.first.join()
+        return self._told()
+
+
+@pytest.mark.req("PROVIDERS:quota")
+def test_a_refusal_is_told_by_what_it_was_decided_by(clock: VirtualClock) -> None:
+    """Not by an answer to another call, which was given before and came after."""
+    store = LateAnswer(clock)
+    provider = Scripted(quota=QuotaPolicy(limit=2), store=store)
+    store.first = threading.Thread(target=call, args=(provider,))
+    store.first.start()
+    assert store.is_asked.wait(60)
+    assert call(provider).success
+    result = call(provider)
+    assert "the quota of this window is used up" in str(result.error)
+    assert result.quota is not None
+    assert result.quota.remaining_count == 0
 
 
 # -- blocks --------------------------------------------------------------------------------------

@@ -159,6 +159,14 @@ class QuotaLimiter:
         return self._seen
 
     @property
+    def refused(self) -> QuotaUsage | None:
+        """The budget that the last refusal was about.
+
+        An answer that the store gave before may have come since, to another thread.
+        """
+        return self._refused or self._seen
+
+    @property
     def block_remaining(self) -> int:
         """Units that this process has taken ahead and not used yet."""
         block = self._block

@@ -312,7 +312,8 @@ def _refused(
     end, stop_reason, reason_code, state = gate
     if not runtime.recorder.skips_refusal(lane.key, reason_code):
         return None
-    seen = None if lane.quota is None else lane.quota.account
+    quota = lane.quota
+    seen = None if quota is None else quota.refused if gate is _QUOTA else quota.account
     result = _new_result(ProviderExecutionResult)
     _init_result(
         result,

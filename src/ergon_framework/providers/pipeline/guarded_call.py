@@ -691,7 +691,8 @@ class GuardedCall:
             # Otherwise a call that failed with an answer of the provider would be reported as a
             # refusal of our own gate.
             return self._error  # what the provider said matters more than a later refusal
-        account = None if self._lane.quota is None else self._lane.quota.account
+        quota = self._lane.quota
+        account = None if quota is None else quota.refused
         wait = max(0.0, self._guard.until - self.clock.now())
         return refusal_error(stop, wait, account, self._lane.key)
 
@@ -751,6 +752,7 @@ class GuardedCall:
     # since.
     def _quota(self) -> QuotaSnapshot | None:
         account = self._reservations[-1].account if self._reservations else None
-        if account is None and self._lane.quota is not None:
-            account = self._lane.quota.account
+        quota = self._lane.quota
+        if account is None and quota is not None:
+            account = quota.refused if self._guard.stop is GuardEnd.QUOTA else quota.account
         return None if account is None else quota_snapshot(account)
