@@ -115,6 +115,21 @@ def test_among_many_queues_those_with_due_jobs_are_found(tmp_path: Path) -> None
     assert "100 queues whose names begin with" in text
 
 
+def test_many_queues_that_nobody_runs_hide_nothing_else(tmp_path: Path) -> None:
+    """The page stays small, shows some of each kind, and leads to all of them."""
+    fill_jobs(tmp_path, waiting=0, dead=2)
+    with closing(open_store(f"sqlite:///{tmp_path}/work.db")) as store:
+        names = [f"{'x' * 40}-{n:04}" for n in range(300)]
+        store.add([NewJob(id=name, handler="h", queue=name) for name in names])
+    client = ConsoleClient(create_app(settings=settings_in(tmp_path)))
+    text = page(client, "/console")  # which is below 100 kB
+    assert text.count("has nobody to run it") == 10
+    assert "2 jobs</b> have given up" in text
+    found = client.get("/console?format=json").json()["attention"]
+    shown = text.count('class="said"')
+    assert f"{len(found) - shown} more of these kinds" in text
+
+
 def test_an_empty_store_teaches(tmp_path: Path) -> None:
     """Where nothing is, the page shows what makes the first one."""
     file = tmp_path / "ergon.toml"

@@ -20,6 +20,8 @@ MAX_MESSAGE = 120
 """Characters of an error that one sentence tells."""
 BEHIND = 60.0
 """Seconds that the oldest job of a queue that is worked on may have been due."""
+MOST_OF_KIND = 10
+"""Entries about things of one kind, such as queues, that a page shows."""
 _ORDER = ("bad", "warn")
 
 
@@ -222,3 +224,18 @@ def _of_workers(workers: Iterable[Mapping[str, Any]]) -> Iterator[Concern]:
     yield Concern(
         "warn", f"{counted(len(silent), 'worker')} ({names})", text, hint, "/", "Overview"
     )
+
+
+def shown_of(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those that a page shows: of each kind the first ones, so that none hides all others.
+
+    Where no worker runs, every queue has nobody to run it.
+    """
+    counts: Counter[str] = Counter()
+    found = []
+    for each in entries:
+        kind = str(each["subject"]).partition(" ")[0]
+        counts[kind] += 1
+        if counts[kind] <= MOST_OF_KIND:
+            found.append(each)
+    return found

@@ -29,6 +29,7 @@ from ergon_framework.web.console.answers import (
     address_with,
     format_of,
 )
+from ergon_framework.web.console.attention import shown_of
 from ergon_framework.web.console.audit_page import (
     AUDIT_COLUMNS,
     audit_document,
@@ -228,7 +229,8 @@ class Console:
     async def _overview(self, _request: Request) -> View:
         document = overview_document(await self._watch.overview())
         rows = None if document["jobs"] is None else document["jobs"]["queues"]
-        return View("overview.html", "Overview", document, rows, QUEUE_COLUMNS, is_live=True)
+        extra = {"attention": shown_of(document["attention"])}
+        return View("overview.html", "Overview", document, rows, QUEUE_COLUMNS, extra, is_live=True)
 
     async def _queues(self, request: Request) -> View:
         wanted, after = (request.query_params.get(each, "") for each in ("name", "after"))
