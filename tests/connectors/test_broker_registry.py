@@ -57,6 +57,7 @@ def test_a_url_makes_a_connector() -> None:
     ("url", "message"),
     [
         ("redis://host/0?stream=orders&grop=billing", "did you mean 'group'"),
+        ("nats://host/?stream=orders&durable=billing", "'durable' (known options are stream"),
         ("redis://host/0?stream=orders&wait=soon", "wait must be a number"),
         ("redis://host/0?stream=orders&max_in_flight=1.5", "max_in_flight must be a whole"),
         ("redis://host/0", "'stream' is missing"),

@@ -12,7 +12,7 @@ import inspect
 import math
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from os import PathLike
@@ -119,11 +119,12 @@ def typed_options(factory: Callable[..., Any], given: Mapping[str, Any]) -> dict
     return found
 
 
-def refuse_unknown(given: Iterable[str], declared: Mapping[str, Any]) -> None:
+def refuse_unknown(given: Collection[str], declared: Mapping[str, Any]) -> None:
     """Refuse a name that is no option, with the one that was meant."""
     for name in given:
         if name not in declared:
-            near = get_close_matches(name, declared, 1)
+            # One that is given was not meant: every URL has an option of its own name.
+            near = get_close_matches(name, [each for each in declared if each not in given], 1)
             known = f"known options are {', '.join(each for each in declared if each != 'url')}"
             hint = f"did you mean {near[0]!r}?" if near else known
             raise _refused(name, f"unknown option {name[:32]!r}", hint)
