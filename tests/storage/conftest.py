@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ergon_framework.storage.sqlite.checkpoints import CHECKPOINT_THREAD
 from ergon_framework.storage.sqlite.database import Database
 from ergon_framework.storage.sqlite.migrations import SqliteSchema
 from tests import waiting
@@ -66,6 +68,11 @@ def seen_by_others(path: Path) -> set[str]:
     """The names of the items as a plain connection sees them."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         return {name for (name,) in connection.execute("SELECT name FROM ergon_item")}
+
+
+def checkpointed() -> None:
+    """Wait until no checkpoint is under way."""
+    until(lambda: CHECKPOINT_THREAD not in {each.name for each in threading.enumerate()})
 
 
 class Script:

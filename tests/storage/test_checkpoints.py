@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.errors import StoreFullError
-from ergon_framework.storage.sqlite.checkpoints import CHECKPOINT_THREAD, is_long
+from ergon_framework.storage.sqlite.checkpoints import is_long
 from ergon_framework.storage.sqlite.connections import SqliteLimits
 from ergon_framework.storage.sqlite.database import Database
-from tests.storage.conftest import WAIT, Script, add, items, until
+from tests.storage.conftest import WAIT, Script, add, checkpointed, items, until
 
 Open = Callable[..., Database]
 BOUND = 1 << 18
@@ -48,11 +48,6 @@ def fill(database: Database, commits: int, size: int = 5000) -> None:
         database.write(
             lambda found: found.execute("INSERT INTO ergon_log VALUES (?)", ("x" * size,))
         )
-
-
-def checkpointed() -> None:
-    """Wait until no checkpoint is under way."""
-    until(lambda: CHECKPOINT_THREAD not in {each.name for each in threading.enumerate()})
 
 
 @contextlib.contextmanager

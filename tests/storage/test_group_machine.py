@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ergon_framework.errors import StoreError
 from ergon_framework.storage.sqlite.database import Database
-from tests.storage.conftest import SAMPLE, WAIT, Script, items, seen_by_others, until
+from tests.storage.conftest import SAMPLE, WAIT, Script, checkpointed, items, seen_by_others, until
 
 Work = Callable[[sqlite3.Connection], int]
 NAMES = st.sampled_from("abcdef")
@@ -63,6 +63,7 @@ class Callers(RuleBasedStateMachine):
     )
     def together(self, members: list[tuple[list[str], bool]], breaks: str | None) -> None:
         """Several that share a commit, which may fail and then fails for all of them."""
+        checkpointed()  # one that a full disk has begun waits for its turn as callers do
         go_on, inside = Event(), Event()
 
         def hold(connection: sqlite3.Connection) -> None:
