@@ -88,3 +88,14 @@ def test_what_is_not_foreseen_is_a_page(
     assert client.get("/console/settings").status_code == 200
     told = client.get("/console/jobs?format=json")
     assert (told.status_code, told.json()["code"]) == (500, "internal")
+
+
+@pytest.mark.parametrize("by", [-1, 50])
+def test_tables_of_another_version(client: ConsoleClient, tmp_path: Path, by: int) -> None:
+    """Asking again would not help: the answer says what does, on a page and in the API."""
+    damage(tmp_path, f"UPDATE ergon_schema SET version = version + {by} WHERE part = 'jobs'")  # noqa: S608
+    for path in ("/console/jobs", "/api/v1/jobs"):
+        answer = client.get(path)
+        assert answer.status_code == 503
+        assert "ergon db upgrade" in answer.text
+        assert "ask again" not in answer.text

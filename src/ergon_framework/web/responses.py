@@ -26,6 +26,7 @@ from ergon_framework.errors import (
     JobNotFoundError,
     JobStateError,
     StoreError,
+    StoreSchemaError,
 )
 from ergon_framework.providers.schemas import ProviderHealthError
 from ergon_framework.web.audit import AuditError
@@ -92,13 +93,21 @@ class InvalidParameterError(ErgonError, ValueError):
         super().__init__(message, remedy=remedy, details={"errors": errors})
 
 
+WRONG_TABLES = (
+    "its tables are not those of this version: the log of the server says which, and ergon db"
+    " upgrade brings older ones up to date"
+)
+"""What helps where asking again does not."""
+
+
 class BackendUnavailableError(ErgonError):
     """A store or a node does not answer."""
 
     code = "store_unavailable"
 
     def __init__(self, part: str, title: str, code: str) -> None:
-        super().__init__(f"{title} does not answer", details={"part": part})
+        remedy = WRONG_TABLES if code == StoreSchemaError.code else None
+        super().__init__(f"{title} does not answer", remedy=remedy, details={"part": part})
         self.code = code
 
 
