@@ -106,7 +106,7 @@ class BackendUnavailableError(ErgonError):
     code = "store_unavailable"
 
     def __init__(self, part: str, title: str, code: str) -> None:
-        remedy = WRONG_TABLES if code == StoreSchemaError.code else None
+        remedy = WRONG_TABLES if code == StoreSchemaError.code else ""
         super().__init__(f"{title} does not answer", remedy=remedy, details={"part": part})
         self.code = code
 
