@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from functools import lru_cache
-from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -22,11 +21,15 @@ _PLAIN = frozenset({str, int, float, bool, type(None), bytes})
 
 def is_path(kind: Any, value: Any) -> bool:
     """Whether a declared type is one of paths, and the value the text of one."""
+    from pathlib import PurePath  # a tenth of what the package of handlers takes to import
+
     return isinstance(value, str) and isinstance(kind, type) and issubclass(kind, PurePath)
 
 
 def path_text(value: Any) -> str:
     """A path as JSON has it; ``TypeError`` for anything else."""
+    from pathlib import PurePath
+
     if isinstance(value, PurePath):
         return str(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")
