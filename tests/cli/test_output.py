@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -242,3 +243,25 @@ def test_what_was_done_is_told_when_nothing_can_be_printed(tmp_path: Path) -> No
             assert (code, told) == (0, "")
     code, told = said(f"{ergon} worker --burst --store {store} >&-")
     assert "defect" not in told
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_line_is_written_as_one(stream: str) -> None:
+    """Also where Python buffers nothing: lines of several processes do not run into each other."""
+    text = (
+        "import sys\n"
+        "from ergon_framework.cli.output import prepare_streams\n"
+        "prepare_streams()\n"
+        f"print('ready zones.plant', file=sys.{stream})\n"
+        f"print('no end yet', end='', file=sys.{stream}, flush=True)\n"
+    )
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # a message for each write
+    with ours, theirs:
+        subprocess.run(  # noqa: S603 - this Python
+            [sys.executable, "-c", text],
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            check=True,
+            **{stream: theirs},
+        )
+        assert ours.recv(100) == b"ready zones.plant\n"
+        assert ours.recv(100) == b"no end yet"

@@ -93,7 +93,8 @@ def show_traceback(error: BaseException) -> None:
 def prepare_streams() -> None:
     """Escape letters that the standard output cannot encode, as on the standard error.
 
-    A stream that was closed before the start is treated as one without a reader.
+    A stream that was closed before the start is treated as one without a reader. Where nothing is
+    to be buffered, each line is still written as one.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -105,6 +106,8 @@ def prepare_streams() -> None:
         sys.stdout = _Stdout.over(sys.stdout)
     elif (reconfigure := getattr(sys.stdout, "reconfigure", None)) is not None:
         reconfigure(errors="backslashreplace")
+    if type(sys.stderr) is TextIOWrapper and sys.stderr.write_through:
+        sys.stderr.reconfigure(line_buffering=True, write_through=False)
 
 
 def standard_input() -> TextIO:
@@ -136,15 +139,17 @@ class _Stdout(TextIOWrapper):
 
     @classmethod
     def over(cls, stream: TextIOWrapper) -> Self:
-        """Take over a stream; characters that its encoding does not have are written as escapes."""
-        encoding, is_by_line = stream.encoding, stream.line_buffering
-        writes_through = stream.write_through
+        """Take over a stream; characters that its encoding does not have are written as escapes.
+
+        With ``PYTHONUNBUFFERED``, Python would write a line and its end apart, and a line of
+        another process that prints there could come between: a line is written as one.
+        """
+        encoding, is_by_line = stream.encoding, stream.line_buffering or stream.write_through
         return cls(
             stream.detach(),
             encoding=encoding,
             errors="backslashreplace",
             line_buffering=is_by_line,
-            write_through=writes_through,
         )
 
     def write(self, text: str) -> int:
