@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 _SOONEST, _LATEST, _SHARE = 0.005, 0.1, 0.1
 
 

@@ -10,7 +10,7 @@ from ergon_framework.testing.suites.connector.subject import ASYNC, SYNC
 from ergon_framework.testing.suites.drivers import CheckCaller, LoopCaller, ThreadCaller
 
 COLOURS = ("sync", "async")
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 class InColour:

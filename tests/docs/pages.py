@@ -20,11 +20,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
-import random
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,6 +33,7 @@ from typing import Any
 
 from ergon_framework.testing.clock import VirtualClock
 from tests import fork_server
+from tests.servers.server import free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GENERATED = {"docs/reference/conformance.md"}
@@ -202,20 +201,9 @@ def _with_free_ports(source: str) -> str:
     found = _PORTS.search(source)
     if found is None:
         return source
-    with contextlib.ExitStack() as stack:
-        doors = {each: stack.enter_context(socket.socket()) for each in found["ports"].split()}
-        ports = {written: str(_bound(door)) for written, door in doors.items()}
+    ports = {each: str(free_port()) for each in found["ports"].split()}
     # All at once: a port may have the digits of another one in it.
     return re.sub("|".join(ports), lambda match: ports[match[0]], source)
-
-
-def _bound(door: socket.socket) -> int:
-    """Take a port that no connection is given by chance until a program of the page takes it."""
-    while True:
-        port = random.randrange(20_000, 32_000)  # noqa: S311 - no secret
-        with contextlib.suppress(OSError):
-            door.bind(("127.0.0.1", port))
-            return port
 
 
 def _lines(block: Block) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -25,13 +24,6 @@ _ADDRESS = re.compile(r"https?://[\d.]+:\d+")
 def copied(example: str, folder: Path) -> Path:
     """The example's own files in a folder, as if they were a project."""
     return Path(shutil.copytree(ROOT / "examples" / example, folder / example))
-
-
-def free_port() -> str:
-    """A port for a server that does not tell which one the system has chosen."""
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        return str(door.getsockname()[1])
 
 
 @contextmanager

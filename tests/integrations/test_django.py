@@ -15,8 +15,9 @@ import pytest
 
 from ergon_framework.errors import MissingExtraError
 from tests.docs.programs import run_python
-from tests.integrations.programs import copied, free_port, served
+from tests.integrations.programs import copied, served
 from tests.servers.postgres import PostgresServer
+from tests.servers.server import free_port
 
 PROGRAM = Path(__file__).parent / "django_program"
 PROGRAM_ON_POSTGRESQL = Path(__file__).parent / "django_on_postgresql.py"
@@ -39,7 +40,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def shop(project: Path) -> Iterator[httpx.Client]:
     """The example under Django's server, with its tables."""
-    with served(project, "-c", SERVER, free_port(), DJANGO_SETTINGS_MODULE="settings") as client:
+    with served(
+        project, "-c", SERVER, str(free_port()), DJANGO_SETTINGS_MODULE="settings"
+    ) as client:
         yield client
 
 

@@ -33,7 +33,8 @@ from ergon_framework.jobs.async_client import AsyncJobClient
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.testing import Sandbox
 from tests.docs.programs import run_python
-from tests.integrations.programs import copied, free_port, served, started
+from tests.integrations.programs import copied, served, started
+from tests.servers.server import free_port
 from tests.waiting import until
 
 with warnings.catch_warnings():  # it would like another client, which few people have yet
@@ -383,7 +384,7 @@ def test_metrics_of_several_processes(tmp_path: Path) -> None:
     """What is read from the store is the same in all; each counts since its own start."""
     folder = copied("fastapi_shop", tmp_path)
     (folder / "several.py").write_text(SEVERAL)
-    port = free_port()  # the line of several processes tells only the port that was asked for
+    port = str(free_port())  # the line of several processes tells only the port that was asked for
     words = ["-m", "uvicorn", "several:api", "--port", port, "--workers", "2"]
     # By itself uvicorn replaces a process that has not answered it for five seconds.
     words += ["--timeout-keep-alive", "600", "--timeout-worker-healthcheck", "150"]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.server_programs import installed_postgres
+from tests.servers.server import free_port
 
 IS_ROOT = os.geteuid() == 0
 ROOT = Path(__file__).parents[2]
@@ -63,3 +64,19 @@ def test_postgresql_runs_from_a_private_folder(private_folder: Path) -> None:
     assert [each for each in made if each.is_relative_to(private_folder)] == []
     for folder in made:
         shutil.rmtree(folder)
+
+
+def test_a_port_is_given_to_one_test_only() -> None:
+    """A server needs seconds to take its port; a test in another process may choose meanwhile."""
+    taken, other = free_port(), free_port() + 1
+    program = (
+        "import random\n"
+        f"given = iter([{taken}, {other}, {taken}, {other + 1}])\n"
+        "random.randrange = lambda *_: next(given)\n"
+        "from tests.servers.server import free_port\n"
+        "print(free_port())\n"
+    )
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) in (other, other + 1)

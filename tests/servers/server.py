@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import shutil
@@ -18,20 +19,34 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from tests.servers.skip_loudly import STARTUP, MissingServerError, missing
 
+_RESERVATIONS = Path(tempfile.gettempdir(), f"ergon-test-ports-{os.getuid()}")
+_reserved: dict[int, set[int]] = {}
+"""What this process has reserved, by its file: a lock is no bar to the process that has it."""
+
 
 def free_port() -> int:
-    """A port that nobody listens on, and that no connection is given by chance.
+    """A port that nobody listens on, that no connection is given by chance, and no other test.
 
     A server that is ended and started again wants to find its port free, and so does a Redis
     cluster the port ten thousand above, on which its servers talk: both are below those that
-    systems give to connections.
+    systems give to connections. Tests in other processes choose as well, while a server needs
+    seconds to start: a port is reserved, by a lock on one byte of a file, until its process ends.
     """
+    if not _reserved:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        _reserved[os.open(_RESERVATIONS, flags, 0o600)] = set()
+        # A lock does not pass to a forked child, and would end with the file that it closes.
+        os.register_at_fork(after_in_child=_reserved.clear)
+    ((file, ours),) = _reserved.items()
     while True:
         port = random.randrange(10_000, 22_000)  # noqa: S311 - no secret
         with socket.socket() as found, socket.socket() as other, suppress(OSError):
             found.bind(("127.0.0.1", port))
             other.bind(("127.0.0.1", port + 10_000))
-            return port
+            if port not in ours:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+                ours.add(port)
+                return port
 
 
 class Server(ABC):

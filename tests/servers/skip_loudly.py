@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 
-STARTUP = float(os.environ.get("TEST_SERVER_STARTUP", "50"))
+STARTUP = float(os.environ.get("TEST_SERVER_STARTUP", "120"))
 """Seconds that a server may take to start, and to end; more where others keep the machine busy."""
 
 

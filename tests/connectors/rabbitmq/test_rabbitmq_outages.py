@@ -71,7 +71,7 @@ def test_a_server_that_is_away_is_waited_for(own_rabbit: RabbitServer, colour: s
         waiting = orders.begin("fetch", 1, wait=0.0)
         until(lambda: not orders.connector.health(), "the outage")
         own_rabbit.start()
-        assert waiting.result(60) == []
+        assert waiting.result(120) == []
         assert orders.connector.health()
         orders("dispatch", [Transaction(f"t{n}", n) for n in range(20)])
         first = orders.take(10)
