@@ -2,18 +2,21 @@
 
     python tools/run_tests.py [ARGUMENT...]           with arguments it is pytest, and nothing else
     python tools/run_tests.py --fast [ARGUMENT...]    the unit and twin tests only
-    python tools/run_tests.py --start-until SECONDS   no group is started after so many; those that
-                                                      were not are named
+    python tools/run_tests.py --for-ci SECONDS        no group is started after so many; those that
+                                                      were not are named. A test that fails is run
+                                                      once more when all have ended
 
 A group is one pytest process over some folders or files of ``tests``. What no group names belongs
 to the group of the folder it is in, or to the last one. Each group's report is printed whole when
 it ends. There are hardly more groups at work than processors, so that time limits within the tests
-keep their meaning.
+keep their meaning. Groups still take time from each other: ``--for-ci`` tells a test that fails
+beside them only, and names it as FLAKY, from one that fails by itself.
 """
 
 from __future__ import annotations
 
 import compileall
+import json
 import math
 import os
 import re
@@ -55,8 +58,10 @@ FAST = ("unit", "core", "engine/test_twins.py")
 FAST_OPTIONS = ("-q", "-m", "not slow and not campaign")
 LISTED_PATHS = 12
 TELL_EVERY = 60.0  # seconds: whoever watches a log wants to see that something goes on
+MOST_RERUN = 5  # tests: more that fail have something in common, which is not the moment
 _LOOK = 0.2
 _END_TIMEOUT = 20.0  # seconds: a group stops its servers
+_FAILED = 1
 _NOTHING_COLLECTED = 5
 _OF_PYTEST = re.compile(r"/test_\w+\.py$")  # which compiles them in its own way
 
@@ -131,6 +136,8 @@ class Run:
     name: str
     process: subprocess.Popen[bytes]
     output: IO[bytes]
+    notes: Path
+    """Where pytest keeps what failed."""
     began_at: float = field(default_factory=time.monotonic)
     computed: float = 0.0
     """Seconds of processors that it took, with all that it started and waited for."""
@@ -155,8 +162,15 @@ class Run:
         self.output.close()
         return 0 if code == _NOTHING_COLLECTED else code
 
+    def failed(self) -> list[str]:
+        """The tests that failed; none when it ended in another way."""
+        noted = self.notes / "v" / "cache" / "lastfailed"
+        if self.process.returncode != _FAILED or not noted.exists():
+            return []
+        return sorted(json.loads(noted.read_text()))
 
-def begin(name: str, group: Group, root: Path) -> Run:
+
+def begin(name: str, group: Group, root: Path, notes: Path) -> Run:
     """Start one group; its output goes to a file, so that nobody waits for a reader."""
     output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the group runs
     arguments = group.arguments(root)
@@ -164,43 +178,77 @@ def begin(name: str, group: Group, root: Path) -> Run:
     shown = [*group.options, f"{len(group.paths)} files"] if is_long else arguments
     print(f"== {name}: {' '.join(shown)}", flush=True)
     process = subprocess.Popen(  # noqa: S603 - our own interpreter
-        [sys.executable, "-m", "pytest", *arguments],
+        [sys.executable, "-m", "pytest", "-o", f"cache_dir={notes}", *arguments],
         cwd=root,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
     )
-    return Run(name, process, output)
+    return Run(name, process, output, notes)
 
 
 def run_all(
-    waiting: Mapping[str, Group], most: int, root: Path = ROOT, start_until: float = math.inf
+    waiting: Mapping[str, Group],
+    most: int,
+    root: Path = ROOT,
+    *,
+    start_until: float = math.inf,
+    reruns: int = 0,
 ) -> int:
     """Run the groups of a checkout, so many at once; the worst exit code.
 
-    No group is started more than ``start_until`` seconds after the first one.
+    No group is started more than ``start_until`` seconds after the first one, and no test is run
+    again. If hardly any test failed (``reruns``), what failed is run again at the end, by itself.
     """
+    late = time.monotonic() + start_until
+    with tempfile.TemporaryDirectory() as notes:
+        ended = _run_groups(waiting, most, root, late, Path(notes))
+    worst = max((code for code, _ in ended), default=0)
+    failed = [test for _, tests in ended for test in tests]
+    # A group that ended in any other way than with failed tests has no second chance.
+    is_known = all(tests for code, tests in ended if code)
+    if failed and is_known and len(failed) <= reruns and time.monotonic() < late:
+        return _run_again(failed, root)
+    return worst
+
+
+def _run_groups(
+    waiting: Mapping[str, Group], most: int, root: Path, late: float, notes: Path
+) -> list[tuple[int, list[str]]]:
+    """The exit code of each group, and the tests that failed in it."""
     left = list(waiting.items())
-    worst, told_at = 0, time.monotonic()
-    late = told_at + start_until
+    told_at = time.monotonic()
+    codes: list[tuple[int, list[str]]] = []
     with ending([]) as running:
         while left or running:
             if left and time.monotonic() > late:
                 names = ", ".join(name for name, _ in left)
-                print(f"== after {start_until:.0f} s there is no time left: NOT run: {names}")
+                print(f"== there is no time left: NOT run: {names}", flush=True)
                 left.clear()
             while left and len(running) < most:
-                running.append(begin(*left.pop(0), root))
+                name, group = left.pop(0)
+                running.append(begin(name, group, root, notes / name))
             for run in [run for run in running if run.is_over()]:
                 running.remove(run)
-                worst = max(worst, abs(run.report()))
+                codes.append((abs(run.report()), run.failed()))
             if running and time.monotonic() - told_at > TELL_EVERY:
                 told_at = time.monotonic()
                 names = ", ".join(run.name for run in running)
                 ended = len(waiting) - len(left) - len(running)
                 print(f"== {ended} of {len(waiting)} groups ended; at work: {names}", flush=True)
             time.sleep(_LOOK)
-    return worst
+    return codes
+
+
+def _run_again(tests: Sequence[str], root: Path) -> int:
+    """Run tests that failed beside others; the exit code. Those that pass now are named."""
+    print(f"== once more, by themselves: {', '.join(tests)}", flush=True)
+    code = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-m", "pytest", *tests], cwd=root, stdin=subprocess.DEVNULL, check=False
+    ).returncode
+    if code == 0:
+        print(f"== FLAKY, passed when run by themselves: {', '.join(tests)}", flush=True)
+    return code
 
 
 def _computed() -> float:
@@ -263,16 +311,16 @@ def main(arguments: Sequence[str]) -> int:
     stop_on_sigterm()
     if arguments[:1] == ["--fast"]:
         return run_fast(arguments[1:])
-    start_until = math.inf
-    if arguments[:1] == ["--start-until"] and len(arguments) == 2:
-        start_until = float(arguments[1])
+    start_until, reruns = math.inf, 0
+    if arguments[:1] == ["--for-ci"] and len(arguments) == 2:
+        start_until, reruns = float(arguments[1]), MOST_RERUN
     elif arguments:
         become_pytest(arguments)
     compile_all()
     # Three more than there are cores: with two more, a sixth of the time of two cores was unused,
     # because a group waits for leases, servers and disks while another one computes.
     most = min(8, (os.cpu_count() or 1) + 3)
-    return run_all(groups(ROOT / "tests"), most, start_until=start_until)
+    return run_all(groups(ROOT / "tests"), most, start_until=start_until, reruns=reruns)
 
 
 if __name__ == "__main__":

@@ -106,6 +106,52 @@ def test_what_there_is_no_time_for_is_named(
     assert "NOT run: docs" in told
 
 
+FAILS_ONCE = (
+    "import pathlib\n"
+    "def test_it():\n"
+    "    first = pathlib.Path('first')\n"
+    "    is_first = not first.exists()\n"
+    "    first.touch()\n"
+    "    assert not is_first\n"
+)
+FAILS = "def test_it():\n    assert 0\n"
+CANNOT_BE_READ = "import nothing_of_that_name\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "reruns", "code", "is_flaky"),
+    [
+        (FAILS_ONCE, 1, 0, True),
+        (FAILS_ONCE, 0, 1, False),
+        (FAILS, 1, 1, False),
+        (FAILS + FAILS.replace("it", "other"), 1, 1, False),
+        (CANNOT_BE_READ, 1, 2, False),
+    ],
+)
+def test_what_fails_beside_others_is_run_by_itself(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    text: str,
+    reruns: int,
+    code: int,
+    is_flaky: bool,
+) -> None:
+    """Once, if hardly any test failed; what passes then is named, and fails no run."""
+    for name, body in (("boundary", text), ("docs", "def test_it(): pass\n")):
+        path = tmp_path / "tests" / name / "test_it.py"
+        path.parent.mkdir(parents=True)
+        path.write_text(body)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    groups = run_tests.groups(tmp_path / "tests")
+    assert run_tests.run_all(groups, 2, tmp_path, reruns=reruns) == code
+    told = capfd.readouterr().out
+    assert f"== boundary: exit code {code or 1}" in told
+    flaky = "== FLAKY, passed when run by themselves: tests/boundary/test_it.py::test_it"
+    assert (flaky in told) is is_flaky
+
+
 @pytest.mark.slow
 def test_a_run_that_is_stopped_leaves_no_group_behind(tmp_path: Path) -> None:
     """Its groups stop their servers, and what they said until then is printed."""
