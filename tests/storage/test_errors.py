@@ -66,6 +66,21 @@ def test_locked_by_this_process(open_database: Open, path: Path) -> None:
     assert items(database).keys() == {"a", "c"}
 
 
+@pytest.mark.req("JOBS:badinput")
+def test_a_lost_table_is_named(open_database: Open, path: Path) -> None:
+    """A table of ours that somebody dropped, with what to do about it; other tables are theirs."""
+    database = open_database()
+    database.write(add("a"))
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("DROP TABLE ergon_item")
+    for use in (database.read, database.write):
+        with pytest.raises(StoreSchemaError, match="has lost the table ergon_item") as caught:
+            use(lambda connection: connection.execute("SELECT * FROM ergon_item").fetchall())
+        assert "backup" in caught.value.remedy
+        with pytest.raises(sqlite3.OperationalError, match="no such table: nowhere"):
+            use(lambda connection: connection.execute("SELECT * FROM nowhere").fetchall())
+
+
 @pytest.mark.slow
 @pytest.mark.req("JOBS:badinput")
 def test_locked_by_another_process(open_database: Open, path: Path) -> None:

@@ -7,20 +7,27 @@ import gzip
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ergon_framework.connector.http import HttpPollConnector
-from ergon_framework.errors import ChannelLostError, ConfigurationError, ConnectorError
+from ergon_framework.errors import (
+    ChannelLostError,
+    ConfigurationError,
+    ConnectorError,
+    StoreSchemaError,
+    StoreUnavailableError,
+)
 from ergon_framework.ports.notice import Notice
 from ergon_framework.telemetry.notices import add_listener, remove_listener
 from ergon_framework.testing.clock import VirtualClock
@@ -375,6 +382,54 @@ def test_a_poller_whose_lock_was_deleted_settles_nothing(api: PagedApi, tmp_path
             with pytest.raises(ChannelLostError, match="another process"):
                 first.ack(held)
             second.ack(again)
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack"])
+def test_lost_tables_are_named(api: PagedApi, tmp_path: Path, verb: str) -> None:
+    """Neither a settlement nor a fetch raises an error of SQLite, and the health says so."""
+    api.items = [{"id": "a"}, {"id": "b"}]
+    with poller(api.url, tmp_path) as connector:
+        first, second = connector.fetch_transactions(2)
+        connector.ack(first)
+        with closing(sqlite3.connect(tmp_path / "polls.db")) as other:
+            other.execute("DROP TABLE ergon_poll_marks")
+        given = (second,) if verb == "ack" else (second, ValueError("x"))
+        with pytest.raises(StoreSchemaError, match="lost the table ergon_poll_marks") as caught:
+            getattr(connector, verb)(*given)
+        assert "backup" in caught.value.remedy
+        assert not connector.health()
+
+
+@pytest.mark.req("X19")
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a_lost_cursor_begins_anew(api: PagedApi, tmp_path: Path, how: str) -> None:
+    """By itself, and each item is delivered once to whoever reads on, also those in hand."""
+    api.items = [{"id": f"i{n}"} for n in range(5)]
+    file = tmp_path / "polls.db"
+    with poller(api.url, tmp_path, max_in_flight=3) as connector:
+        first, parked, later = connector.fetch_transactions(3)
+        connector.ack(first)
+        connector.release_after(parked, 3600)
+        if how == "deleted":
+            with closing(sqlite3.connect(file)) as other:
+                other.execute("DELETE FROM ergon_poll_cursors")
+                other.commit()
+        else:
+            for each in (file, *(tmp_path.glob("polls.db-[sw]*"))):
+                each.unlink()
+            (tmp_path / "new").mkdir()
+            with poller(api.url, tmp_path / "new", consumer="b") as new:
+                new.open()
+            (tmp_path / "new" / "polls.db").rename(file)
+            with pytest.raises(StoreUnavailableError, match="replaced while it was open"):
+                connector.ack(later)
+        with pytest.raises(ChannelLostError, match=r"is not in .*polls.db any more"):
+            connector.ack(later)
+        assert not connector.health()
+        again = drained(connector)
+        connector.release(later)
+        assert again + drained(connector) == [f"i{n}" for n in range(how == "deleted", 5)]
+        assert connector.health()
 
 
 def test_a_page_that_is_gone(api: PagedApi, tmp_path: Path) -> None:

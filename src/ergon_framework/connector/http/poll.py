@@ -297,6 +297,8 @@ class HttpPollConnector(ThreadedConsuming):
     def _take(self, reader: PageReader, wanted: int) -> list[Transaction]:
         found: list[Transaction] = []
         while len(found) < wanted and (held := self._waiting.take()) is not None:
+            if not reader.is_open(held):  # of a reader before, or settled since: no second delivery
+                continue
             try:
                 found.append(self._delivery(held))
             except EnvelopeError as error:  # one bad item does not hold up the others
@@ -373,9 +375,20 @@ class HttpPollConnector(ThreadedConsuming):
     def _settle(self, transaction: Transaction, verb: str, reason: str | None) -> None:
         with self._claimed(transaction, verb) as delivery:
             if delivery is not None:
-                if self._connection.get().settle(delivery.held, reason):
+                if self._recorded(self._connection.get(), delivery.held, reason):
                     self._wakeup.notify()
                 self._let_go(delivery)
+
+    def _recorded(self, reader: PageReader, held: HeldItem, reason: str | None) -> bool:
+        """Write down that an item is settled; where that fails, the health says so."""
+        try:
+            return reader.settle(held, reason)
+        except ChannelLostError as error:
+            self._connection.lost(reader, error)  # the next fetch begins where the file says
+            raise
+        except StoreError as error:
+            self._connection.state.failed(error, current_clock().now())
+            raise
 
     @contextmanager
     def _claimed(self, transaction: Transaction, verb: str) -> Iterator[_Delivery | None]:
@@ -413,7 +426,8 @@ class HttpPollConnector(ThreadedConsuming):
             progress = PollProgress(self._path, self._consumer)
         except Exception as error:
             raise unavailable(error) from error
-        self._waiting.clear()
+        for held in self._waiting.clear():  # they counted while they were parked
+            self._in_flight.remove(len(held.item.data))
         try:
             return self._reader(progress)
         except BaseException:

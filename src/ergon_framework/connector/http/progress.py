@@ -48,6 +48,12 @@ class CursorTakenError(ChannelLostError):
     code = "cursor_taken"
 
 
+class CursorLostError(ChannelLostError):
+    """The cursor was deleted, or its file replaced by another one."""
+
+    code = "cursor_lost"
+
+
 @dataclass(frozen=True, slots=True)
 class Cursor:
     """A place in the pages of an API."""
@@ -95,7 +101,10 @@ class PollProgress:
         )
 
         def work(connection: sqlite3.Connection) -> Cursor:
-            return Cursor(*connection.execute(sql, (self._consumer,)).fetchone())
+            found = connection.execute(sql, (self._consumer,)).fetchone()
+            if found is None:
+                raise self._lost()
+            return Cursor(*found)
 
         return self._database.read(work)
 
@@ -201,12 +210,12 @@ class PollProgress:
             ),
         ).rowcount
         if not changed:
-            raise self._taken()
+            raise self._not_ours(connection)
 
     def _mark(self, connection: sqlite3.Connection, identity: str, number: int) -> None:
         sql = "SELECT 1 FROM ergon_poll_cursors WHERE consumer = ? AND epoch = ?"
         if not connection.execute(sql, (self._consumer, self._epoch)).fetchone():
-            raise self._taken()
+            raise self._not_ours(connection)
         connection.execute(
             "INSERT INTO ergon_poll_marks (consumer, id, pass, number) VALUES (?1, ?2, ?3,"
             " 1 + (SELECT coalesce(max(number), 0) FROM ergon_poll_marks WHERE consumer = ?1))"
@@ -230,10 +239,20 @@ class PollProgress:
             (self._consumer, keep),
         )
 
-    def _taken(self) -> CursorTakenError:
+    def _not_ours(self, connection: sqlite3.Connection) -> ChannelLostError:
+        sql = "SELECT 1 FROM ergon_poll_cursors WHERE consumer = ?"
+        if not connection.execute(sql, (self._consumer,)).fetchone():
+            return self._lost()
         return CursorTakenError(
             f"another process has begun to poll as {self._consumer}",
             remedy="let one process poll as a consumer, and keep the .lock file beside the state",
+        )
+
+    def _lost(self) -> CursorLostError:
+        return CursorLostError(
+            f"the cursor of {self._consumer} is not in {self._database.path} any more",
+            remedy="nothing, if it was deleted on purpose: reading begins anew at the first page;"
+            " otherwise stop the program, and restore a backup of the file",
         )
 
 

@@ -130,6 +130,11 @@ class PageReader:
         found, self._malformed = self._malformed, 0
         return found
 
+    def is_open(self, held: HeldItem) -> bool:
+        """Whether this reader read the item, and it is not settled."""
+        with self._lock:
+            return self._open.get(held.item.identity) is held
+
     # ---- settling -------------------------------------------------------------------------------
 
     def settle(self, held: HeldItem, reason: str | None) -> bool:

@@ -52,8 +52,10 @@ class WaitingItems:
         with self._lock:
             return heapq.heappop(self._ready)[-1] if self._ready else None
 
-    def clear(self) -> None:
-        """Forget all."""
+    def clear(self) -> list[HeldItem]:
+        """Forget all; those that were for later."""
         with self._lock:
+            later = [each[-1] for each in self._later]
             self._ready.clear()
             self._later.clear()
+        return later

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sqlite3
 from collections.abc import Iterator
@@ -30,6 +31,9 @@ _SPENT = _DAMAGED | {  # a connection that raised one of these is not used again
     sqlite3.SQLITE_PROTOCOL,
 }
 _LITTLE_ROOM = 1 << 16
+# Of a table of ours that was made, or the file would not be open. Not of ``ergon_schema``, which
+# says whether they were made.
+_LOST_TABLE = re.compile(r"no such table: (?:main\.)?(ergon_(?!schema$)\w+)")
 _WRITE_LOCK = 120  # the byte of the -shm file that the writer of a WAL database locks
 
 
@@ -102,6 +106,8 @@ def translate(error: sqlite3.Error, path: Path) -> StoreError | None:
         return StoreUnavailableError(
             f"{path} cannot be used for now: {error}", remedy="look after its disk, then try again"
         )
+    if primary == sqlite3.SQLITE_ERROR and (lost := _LOST_TABLE.fullmatch(str(error))):
+        return _lost(path, lost[1])
     return None
 
 
@@ -132,6 +138,14 @@ def _damaged(primary: int, path: Path, error: sqlite3.Error) -> StoreSchemaError
     return StoreSchemaError(
         f"{path} is damaged: {error}",
         remedy="restore a backup, or save what can be read with `sqlite3 FILE .recover`",
+    )
+
+
+def _lost(path: Path, table: str) -> StoreSchemaError:
+    return StoreSchemaError(
+        f"{path} has lost the table {table}, which was made",
+        remedy="restore a backup of the file; to begin anew, end the programs that use it and move"
+        " it away, with its -wal and -shm",
     )
 
 
