@@ -17,7 +17,7 @@ from ergon_framework.core.flow import (
     advance,
     replace,
 )
-from ergon_framework.core.job import JobStatus
+from ergon_framework.core.job import SUPERSEDED, JobStatus
 from ergon_framework.jobs.stores.flow_settlement import (
     EndedStep,
     FlowSettlement,
@@ -236,6 +236,15 @@ class RetriesTheFailedAlone(Flows):
 
         def _only(self, key: int) -> str:
             return next(iter(self._rows))
+
+
+class RetriesOldArguments(Flows):
+    """Brings steps back in whose place there is another job."""
+
+    class Tables(MemoryFlowTables):
+        def ended(self, flow_id: str, after: int, limit: int) -> list[EndedStep]:
+            found = super().ended(flow_id, after, limit)
+            return [each._replace(why="") if each.why in SUPERSEDED else each for each in found]
 
 
 class BringsBackSingleSteps(Flows):

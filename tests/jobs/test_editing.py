@@ -14,9 +14,10 @@ import pytest
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Failed, Succeeded
-from ergon_framework.errors import DuplicateJobError, JobError, JobStateError
+from ergon_framework.errors import DuplicateJobError, JobError, JobNotFoundError, JobStateError
 from ergon_framework.executor import Registry
 from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.flow_why import explain_flow
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
@@ -265,3 +266,49 @@ def test_arguments_that_are_compressed_and_encrypted(store: MemoryJobStore, hand
     assert b"aaa" not in stored.args
     shown = client.show(made)
     assert (shown["args"], shown["kwargs"]) == (["a" * 9000], {"width": 4})
+
+
+def test_who_waits_for_an_edited_job_waits_for_the_new_one(
+    client: JobClient, store: MemoryJobStore, hand: Hand
+) -> None:
+    """Also when that one was edited as well; a retry of the flow runs the latest arguments."""
+    bury(client, hand, ["a.png"])
+    second = client.edit_and_requeue("old", ["b.png"])
+    hand.run(BAD)
+    third = client.edit_and_requeue(second, ["c.png"])
+    then = client.enqueue("then", after=["old", second])
+    hand.run(BAD)
+    step = client.find(then).step
+    assert step is not None
+    flow = client.flow(step.flow_id)
+    assert (flow.status(), [job.id for job in flow.steps()]) == ("failed", [third, then])
+    flow.retry()
+    job = hand.claim()
+    assert (job.id, job.args) == (third, b'["c.png"]')
+    hand.settle(job, Succeeded())
+    hand.run(Succeeded())
+    assert (flow.status(), client.status("old")) == ("completed", "cancelled")
+
+
+def test_waiting_for_an_edited_job_whose_new_one_is_gone(client: JobClient, hand: Hand) -> None:
+    """It is told which one, as for any other job that is not there."""
+    bury(client, hand, ["a.png"])
+    made = client.edit_and_requeue("old", ["b.png"])
+    made.cancel()
+    client.delete(made)
+    with pytest.raises(JobNotFoundError, match=made):
+        client.enqueue("then", after=["old"])
+
+
+def test_a_step_that_does_not_come_back_says_so(client: JobClient, hand: Hand) -> None:
+    """So does its flow: retrying is in vain, and skipping is what helps."""
+    client.enqueue("resize", ["a.png"], id="old", unique="k", delay=60.0)
+    then = client.enqueue("then", after=["old"], on_failure="hold")
+    client.enqueue("resize", ["b.png"], unique="k", on_duplicate="replace")
+    step = client.find(then).step
+    assert step is not None
+    assert client.flow(step.flow_id).retry() == "held"
+    flow = client.flow(step.flow_id)
+    said = " ".join(explain_flow(flow.show(), client.store, ""))
+    assert "old" in said
+    assert "another job took its place" in said

@@ -174,6 +174,7 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (flows.TriesAgainInAStoppedFlow, "step_of_a_stopped_flow_is_not_tried_again"),
     (flows.SkipsOnPaper, "skipping_lets_a_flow_go_on"),
     (flows.RetriesTheFailedAlone, "retry_brings_back_what_the_flow_cancelled"),
+    (flows.RetriesOldArguments, "retry_leaves_what_another_job_took_the_place_of"),
     (flows.BringsBackSingleSteps, "step_of_a_stopped_flow_does_not_come_back_alone"),
     (flows.IgnoresCancelledSteps, "cancelling_a_step_is_a_failure"),
     (flows.StepsNeverExpire, "step_expires_while_it_waits"),

@@ -490,8 +490,11 @@ EDITED = "edited"
 EXPIRED = "expired"
 EXPIRED_RETRYING = "expired_retrying"
 HANDLER_MISSING = "handler_missing"
+REPLACED = "replaced"
 UNHANDLED = "unhandled"
 UNSERVED = "unserved"
+SUPERSEDED = frozenset({EDITED, REPLACED})
+"""Why jobs were cancelled in whose place there is another one, with other arguments."""
 WHY_ENDED = {
     GiveUpReason.NOT_RETRYABLE.value: "its failure is of a kind that is not tried again",
     GiveUpReason.ATTEMPTS_SPENT.value: "all its attempts are spent",

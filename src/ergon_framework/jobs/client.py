@@ -40,7 +40,7 @@ from ergon_framework.jobs.change_requests import (
     requeueing,
 )
 from ergon_framework.jobs.claims import Settler
-from ergon_framework.jobs.editing import JobEdit, edit_and_requeue
+from ergon_framework.jobs.editing import JobEdit, edit_and_requeue, latest_of
 from ergon_framework.jobs.finding import JobFilter, refuse_empty, search_of, whole_or_none
 from ergon_framework.jobs.flow_client import (
     AsyncEnqueuedFlow,
@@ -652,15 +652,15 @@ class JobClient:
             policy = OnFailure(choice(OnFailure)("on_failure", on_failure))
 
         def attempt() -> EnqueuedJob:
-            steps = [found(self.store, each).step for each in ids]
-            known = {each.flow_id for each in steps if each is not None}
+            jobs = {each.id: each.step for each in (latest_of(self.store, one) for one in ids)}
+            known = {step.flow_id for step in jobs.values() if step is not None}
             if len(known) > 1:
                 raise JobError(
                     f"the jobs to wait for belong to {len(known)} flows",
                     remedy="wait for jobs of one flow, or let a step of each enqueue what follows",
                     details={"flows": sorted(known)},
                 )
-            flow, step = plan_after(job, ids, next(iter(known), None), policy)
+            flow, step = plan_after(job, list(jobs), next(iter(known), None), policy)
             with hints_for(self.store):
                 self._add_flow(flow, [step], connection)
             return EnqueuedJob.of(EnqueueResult(job.id, True), self)

@@ -109,6 +109,14 @@ def became_of(job: Job) -> str | None:
     return str(found[-1].get("became")) if found and job.why == EDITED else None
 
 
+def latest_of(store: FullJobStore, job_id: str) -> Job:
+    """The job of that id, or the one that it became when somebody edited it, and so on."""
+    job = found(store, job_id)
+    while (became := became_of(job)) is not None:
+        job = found(store, became)
+    return job
+
+
 def origin_of(job: Job) -> str | None:
     """The id of the job in whose place this one was stored."""
     return (job.metadata or {}).get(ORIGIN)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from ergon_framework.core.flow import FlowStatus
-from ergon_framework.core.job import EXPIRED, JobStatus
+from ergon_framework.core.job import EXPIRED, SUPERSEDED, JobStatus
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import counted, failure_text
 from ergon_framework.jobs.stores.erasure import missing_for_retry
@@ -80,6 +81,9 @@ def _stopped(job: Job, flow: Flow, options: str) -> Iterator[str]:
         yield "Its flow was stopped: no worker starts it any more, and it is cancelled."
     elif job.status is JobStatus.ACTIVE:
         yield "Its flow was stopped: it ends by itself, and is not tried again."
+    elif job.why in SUPERSEDED:
+        skip = pasteable("flows skip", flow.id, options)
+        yield f"It does not come back with its flow. This lets the flow go on without it:  {skip}"
     elif job.status is not JobStatus.COMPLETED:
         retry = pasteable("flows retry", flow.id, options)
         yield f"It comes back with its flow:  {retry}"
@@ -146,6 +150,8 @@ def _explained(flow: Flow, store: FullJobStore, options: str) -> Iterator[str]:
         for each in store.search(Search(flow=flow.id, statuses=(JobStatus.FAILED,)), MAX_NAMED):
             why = pasteable("why", each.id, options)
             yield f"Step {each.id} ({each.handler}) {_standing(each)}.  {why}"
+    if flow.status in (FlowStatus.HELD, FlowStatus.FAILED):
+        yield from _superseded(flow, store)
     missing = _missing(flow, store)
     if missing is None:
         yield from _decisions(flow, options)
@@ -155,6 +161,16 @@ def _explained(flow: Flow, store: FullJobStore, options: str) -> Iterator[str]:
         yield f"It is kept until {format_rfc3339(flow.purge_at)}, with its steps."
     if flow.status in (FlowStatus.RUNNING, FlowStatus.HELD):
         yield from _under_way(flow, store, options)
+
+
+def _superseded(flow: Flow, store: FullJobStore) -> Iterator[str]:
+    """The steps that a retry leaves where they are."""
+    cancelled = store.search(Search(flow=flow.id, statuses=(JobStatus.CANCELLED,)), MAX_LOOKED_AT)
+    for each in islice((job for job in cancelled if job.why in SUPERSEDED), MAX_NAMED):
+        yield (
+            f"Step {each.id} ({each.handler}) was cancelled, because another job took its place:"
+            " a retry leaves it, and only a skip goes on without it."
+        )
 
 
 def _decisions(flow: Flow, options: str) -> Iterator[str]:

@@ -17,6 +17,7 @@ from ergon_framework.core.job import (
     DISCARDED,
     EDITED,
     HANDLER_MISSING,
+    REPLACED,
     WHY_ENDED,
     JobStatus,
     route,
@@ -414,7 +415,7 @@ def _completed(job: Job) -> str:
 
 
 def _cancelled_for(job: Job) -> str:
-    if job.why == "replaced":
+    if job.why == REPLACED:
         return f", because a newer job with the unique key {job.unique_key!r} took its place"
     if job.why == CANCELLED_BY_FLOW:
         return ", because its flow was stopped"

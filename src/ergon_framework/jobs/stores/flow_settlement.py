@@ -34,7 +34,7 @@ from ergon_framework.core.flow import (
     SweepEnded,
     advance,
 )
-from ergon_framework.core.job import JobStatus
+from ergon_framework.core.job import SUPERSEDED, JobStatus
 from ergon_framework.errors import DuplicateJobError, JobNotFoundError, JobStateError
 from ergon_framework.jobs.stores.transitions import (
     JobPosition,
@@ -425,6 +425,9 @@ class FlowSettlement:
         found = self.tables.ended(flow_id, after, SLICE)
         back: list[Settlement] = []
         for step in found:
+            # Another job does its work with newer arguments: it must not run with the old ones.
+            if not skips and step.why in SUPERSEDED:
+                continue
             if not skips or step.why == CANCELLED_BY_FLOW:
                 back.append(bring_back(step.position, self.tables.at))
             # Without a join at which its end has yet to count, there is nothing to skip.

@@ -13,6 +13,7 @@ from dataclasses import replace
 import msgspec
 
 from ergon_framework.core.job import (
+    REPLACED,
     CancelRequested,
     Event,
     Expired,
@@ -187,7 +188,7 @@ def expire(row: JobPosition, now: float) -> Settlement:
 
 def cancel_replaced(row: JobPosition, now: float) -> Settlement:
     """Cancel a job for another one with its unique key."""
-    return _settlement(row, CancelRequested(), CANCELLED_KEPT, now, why="replaced")
+    return _settlement(row, CancelRequested(), CANCELLED_KEPT, now, why=REPLACED)
 
 
 def cancel_step(row: JobPosition, now: float) -> Settlement:

@@ -15,6 +15,7 @@ import msgspec
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.flow import FlowChange, StepEnded
 from ergon_framework.core.job import (
+    REPLACED,
     CancelRequested,
     Expired,
     JobRule,
@@ -148,7 +149,7 @@ class JobTable:
                 self.settle(cancel_replaced(holder.position(), now), now)
             else:
                 transition = next_transition(holder.snapshot(), CancelRequested(), _RULE)
-                self._end(holder, replace(transition, why="replaced"), CANCELLED_KEPT, now)
+                self._end(holder, replace(transition, why=REPLACED), CANCELLED_KEPT, now)
         self._last_key += 1
         record = MemoryJob(
             key=self._last_key,

@@ -9,6 +9,7 @@ from functools import cache
 from ergon_framework.core import flow as machine
 from ergon_framework.core.claim import DEFAULT_BOUNDS
 from ergon_framework.core.flow import FlowEvent, FlowStatus, OnFailure, Sweep
+from ergon_framework.core.job import SUPERSEDED
 from ergon_framework.jobs.stores.flow_settlement import SLICE
 from ergon_framework.jobs.stores.transitions import (
     CANCELLED_KEPT,
@@ -155,6 +156,7 @@ _FLOW_NAMES = {
     + ", ".join(f"{name} = {_set_of(machine.ALLOWED[kind])}" for kind, name in _EVENTS.items())
     + "}",
     "CANCELLED_BY_FLOW": f'"{CANCELLED_BY_FLOW}"',
+    "SUPERSEDED": "{" + ", ".join(f"{each} = true" for each in sorted(SUPERSEDED)) + "}",
 }
 
 

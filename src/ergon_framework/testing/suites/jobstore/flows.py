@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.flow import CancelFlow, FlowStatus, RetryFlow, SkipFailed
+from ergon_framework.core.flow import CancelFlow, FlowStatus, OnFailure, RetryFlow, SkipFailed
 from ergon_framework.core.job import (
     CancelRequested,
     JobStatus,
@@ -19,7 +19,7 @@ from ergon_framework.core.unique import OnDuplicate, UniqueRule
 from ergon_framework.errors import DuplicateJobError, JobNotFoundError, JobStateError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_client import EnqueuedFlow, flows_of
-from ergon_framework.jobs.flows import FlowPlanner
+from ergon_framework.jobs.flows import FlowPlanner, plan_after
 from ergon_framework.jobs.newjob import new_job
 from ergon_framework.ports.flow import Flow, SignalOutcome, step_id
 from ergon_framework.ports.jobstore import FlowStore, Search, Settlement
@@ -585,6 +585,34 @@ def failed_job_is_dealt_with_at_once(s: JobStoreSubject) -> None:
         added = _client(s).enqueue("b", after=[f"bad-{policy}"], on_failure=policy)
         same(s.status(added), status, f"what waits for a failed job ({policy})")
         same(s.ids(5), [added] if policy == "continue" else [], f"what starts ({policy})")
+
+
+@check("flows")
+def retry_leaves_what_another_job_took_the_place_of(s: JobStoreSubject) -> None:
+    """One that was edited and one that was replaced: their old arguments must not run again."""
+    client = _client(s)
+    for number, way in enumerate(("edited", "replaced")):
+        old, then = f"{way}-old", new_job("then")
+        key: dict[str, Any] = {"unique_key": way, "unique": UniqueRule()}
+        s.put(old, **key)
+        if way == "edited":
+            s.ended(old, FAILS_FOR_GOOD)
+            client.edit_and_requeue(old, [2])
+        # Without the client, which waits for the job that was stored in its place.
+        flow, step = plan_after(then, [old], None, OnFailure.CANCEL)
+        _flows(s).add(flow, [step])
+        if way == "replaced":
+            s.put(f"{way}-new", **key, on_duplicate=OnDuplicate.REPLACE)
+        same(s.get(old).why, way, f"why it was cancelled ({way})")
+        (new,) = s.claim(5)
+        s.must(new, SUCCEEDED, keep=DAY)
+        same(_flow(s, flow.id).status, FlowStatus.FAILED, f"the flow ({way})")
+        client.flow(flow.id).retry()
+        same((s.status(old), s.ids(5)), (_CANCELLED, []), f"the old job after a retry ({way})")
+        same(_flow(s, flow.id).status, FlowStatus.FAILED, f"the flow after a retry ({way})")
+        client.flow(flow.id).skip()
+        same(s.ids(5), [then.id], f"what follows after a skip ({way})")
+        same(len(_flows(s).search((), 5)), number + 1, "flows")
 
 
 @check("flows")

@@ -431,8 +431,11 @@ local function open_book()
   end
 
   local function visit_ended(skips)
+    local superseded = SUPERSEDED
     return function(job, place)
       if job[STATUS] ~= FAILED and job[STATUS] ~= CANCELLED then return false end
+      -- Another job does its work with newer arguments: it must not run with the old ones.
+      if not skips and superseded[job[WHY]] then return false end
       if not skips or job[WHY] == CANCELLED_BY_FLOW then
         bring_back(job)
       elseif place and #place[FEEDS] > 0 then
