@@ -130,6 +130,18 @@ def test_a_request_that_takes_too_long() -> None:
         assert asyncio.run(go()) == [503, 200]
 
 
+def test_a_change_that_takes_too_long() -> None:
+    """Nobody is told to ask again at once: it may be done all the same."""
+
+    async def slow(_scope: Any, _receive: Any, _send: Any) -> None:
+        await asyncio.Event().wait()
+
+    limits = RequestLimits(seconds=0.05)
+    [answer] = asked(slow, limits, ("POST", "/api/v1/jobs/a/requeue"), json={})
+    assert (answer.status_code, answer.json()["code"]) == (503, "outcome_unknown")
+    assert "before you ask again" in answer.json()["details"]["remedy"]
+
+
 def run(*calls: Callable[[], Awaitable[Any]]) -> list[Any]:
     """What each call gives or raises, one after the other."""
 

@@ -197,6 +197,7 @@ def test_what_the_state_forbids(place: Place) -> None:
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site"},
         {"Origin": "null"},
+        {"Origin": "http://["},
     ],
 )
 def test_forms_of_other_sites(place: Place, headers: dict[str, str]) -> None:

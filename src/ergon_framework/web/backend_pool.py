@@ -95,6 +95,8 @@ class Bulkhead:
 
 _BACKEND_SHARE = 0.8
 """Of a request's time that a part may take; the rest is for saying that it took too long."""
+_PAGE_SHARE = 0.9
+"""The same of a page, which may ask several parts one after the other."""
 _KINDS = {"zone": "zone", PROVIDERS: "store of the provider"}
 _NAMES = {"jobs": "the job store", PROVIDERS: "the store of provider calls"}
 
@@ -113,6 +115,7 @@ class BackendPool:
         self.backends = backends
         self.audit = AuditLog() if audit is None else audit
         self.shows_payloads = shows_payloads
+        self.page_seconds = seconds * _PAGE_SHARE
         self._away: set[str] = set()
         self.bulkheads = {
             name: Bulkhead(name, seconds * _BACKEND_SHARE) for name, _ in backends.parts()

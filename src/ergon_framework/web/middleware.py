@@ -21,7 +21,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ergon_framework.boundary.http.addresses import is_loopback
 from ergon_framework.providers.authorization import is_local_request
 from ergon_framework.web.proxy_login import ProxyLogin
-from ergon_framework.web.responses import NotAllowedError, answer_of, error_response
+from ergon_framework.web.responses import (
+    NotAllowedError,
+    UnknownOutcomeError,
+    answer_of,
+    error_response,
+)
 from ergon_framework.web.sessions import COOKIE, Sessions
 from ergon_framework.web.tokens import CallerRole, CallerRoles, Tokens
 
@@ -318,8 +323,12 @@ class RequestLimiter:
             await task  # what it raised is for the server's log
         # Begun, it can only be cut off; a second status would be read as part of the body.
         elif answer.status == 0:
-            late = _later("timeout", f"no answer within {self._limits.seconds:g} s")
-            await late(scope, receive, answer.really_send)
+            await self._late(scope)(scope, receive, answer.really_send)
+
+    def _late(self, scope: Scope) -> Response:
+        if scope["method"] == "POST":  # whoever sends it again may do it twice
+            return answer_of(UnknownOutcomeError())
+        return _later("timeout", f"no answer within {self._limits.seconds:g} s")
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._left.discard(task)

@@ -120,6 +120,14 @@ class UnreadableAnswerError(BackendUnavailableError):
         self.code = code
 
 
+class LateAnswerError(BackendUnavailableError):
+    """What a page shows was not there in time; which part was late is not known."""
+
+    def __init__(self, seconds: float) -> None:
+        ErgonError.__init__(self, f"no answer within {seconds:g} s")
+        self.code = "timeout"
+
+
 class UnknownOutcomeError(BackendUnavailableError):
     """What was to be done may be done all the same: whoever asks again may do it twice."""
 

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 from starlette.datastructures import QueryParams as Given
+from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse
 
 from ergon_framework.errors import ErgonError, JobError, JobNotFoundError
@@ -80,8 +81,10 @@ from ergon_framework.web.middleware import CALLER, EVENTS, PROXIED, ROLE, SIGN_I
 from ergon_framework.web.responses import (
     MAX_PAGE,
     InvalidParameterError,
+    LateAnswerError,
     NotAllowedError,
     ResourceNotFoundError,
+    UnknownOutcomeError,
     answer_of,
 )
 from ergon_framework.web.sessions import COOKIE, LIFETIME, Sessions
@@ -106,6 +109,8 @@ QUEUE_COLUMNS = (
 )
 MOST_QUEUES = 100
 """Queues on a page."""
+FIGURES_TIMEOUT = 1.0
+"""Seconds that a page which is ready waits for the figures beside it."""
 
 
 class _PageFailedError(ErgonError):
@@ -178,33 +183,55 @@ class Console:
 
     def _page(self, show: Shown) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            frame = await self._frame(request)
+            # Beside the page, which would else wait twice for a store that hangs.
+            figures = asyncio.ensure_future(self._figures(request))
+            problem: ErgonError
             try:
-                found = await show(request)
-                if isinstance(found, View):
-                    return self._answers.show(request, found, frame, found.status)
+                found = await self._in_time(request, show)
+                if not isinstance(found, View):
+                    return found
+                frame = await self._frame(request, figures)
+                return self._answers.show(request, found, frame, found.status)
             except ErgonError as error:
-                return self._answers.error(request, error, frame)
+                problem = error
+            except ClientDisconnect:  # before all of its form had come: nobody reads an answer
+                return Response(status_code=400)
             except Exception:  # a row that nobody of ours has written, say: a person reads a page
                 logger.exception("the page %s failed", request.url.path)
-                return self._answers.error(request, _PageFailedError(), frame)
-            return found
+                problem = _PageFailedError()
+            return self._answers.error(request, problem, await self._frame(request, figures))
 
         return answer
 
-    async def _frame(self, request: Request) -> Frame:
-        """What stands around a page; strangers at the door are told no figures."""
-        session = self._taker.session(request)
-        is_stranger = CALLER not in request.scope
-        is_page = format_of(request) == "html"
-        counts: Mapping[str, Figure] = {}
+    async def _in_time(self, request: Request, show: Shown) -> View | Response:
+        """What is shown; an error before the request is cut off, which gives no page."""
+        seconds = self._pool.page_seconds
         try:
-            if is_page and not is_stranger:
-                counts = await self._watch.counts()
+            async with asyncio.timeout(seconds):
+                return await show(request)
+        except TimeoutError:
+            if request.method == "POST":
+                raise UnknownOutcomeError from None
+            raise LateAnswerError(seconds) from None
+
+    async def _frame(self, request: Request, figures: asyncio.Task[Mapping[str, Figure]]) -> Frame:
+        """What stands around a page, which waits for its figures a moment at most."""
+        await asyncio.wait({figures}, timeout=FIGURES_TIMEOUT)
+        session = self._taker.session(request)
+        did = _DID.get(request.query_params.get("did", ""))
+        counts = figures.result() if figures.done() else {}
+        return Frame(counts, self._taker.sessions is not None, session, did)
+
+    async def _figures(self, request: Request) -> Mapping[str, Figure]:
+        """What stands beside the links; strangers at the door are told none."""
+        is_stranger = CALLER not in request.scope
+        if is_stranger or format_of(request) != "html":
+            return {}
+        try:
+            return await self._watch.counts()
         except Exception:  # pages that need none of what cannot be read are shown all the same
             logger.exception("the figures beside the pages cannot be told")
-        did = _DID.get(request.query_params.get("did", ""))
-        return Frame(counts, self._taker.sessions is not None, session, did)
+            return {}
 
     async def _entrance(self, request: Request) -> Response:
         return RedirectResponse(request.scope.get("root_path", "") + ROOT, 307)
