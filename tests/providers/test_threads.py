@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.circuit_breaker import CircuitState, Permit, Vote
-from ergon_framework.ports.providerstore import ProviderStore
+from ergon_framework.core.limits import QuotaWindow
+from ergon_framework.ports.providerstore import LaneKey, ProviderStore, QuotaGrant
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderDependencyError
 from ergon_framework.providers.quota import QuotaLimiter, QuotaPolicy
@@ -266,6 +267,78 @@ def test_a_clock_that_is_set_back_throws_no_block_away(clock: VirtualClock) -> N
     clock.advance(-60.0)
     assert all(limiter.reserve() is not None for _ in range(40))
     assert store.asked == []
+
+
+@pytest.mark.req("PROVIDERS:quota")
+def test_a_thread_that_looked_at_the_clock_too_early_drops_no_newer_block(
+    clock: VirtualClock,
+) -> None:
+    """Before it asks, the next window begins, and another thread takes a block of that."""
+    store = WatchedStore(clock)
+    limiter = QuotaLimiter(store, LANE, QuotaPolicy(limit=1000, window_seconds=60, block=50))
+    limiter.reserve()
+
+    read = store.now
+
+    def read_too_early() -> float:
+        vars(store)["now"] = read
+        found = read()
+        clock.advance(60.0)
+        for _ in range(2):
+            limiter.reserve()
+        return found
+
+    vars(store)["now"] = read_too_early
+    taken = limiter.reserve()
+    account = store.reserve(LANE, limiter.policy.window(store.now()), 1000, 0).account
+    assert taken is not None
+    assert taken.window == account.window
+    assert account.used == 3 + limiter.block_remaining
+
+
+@pytest.mark.req("PROVIDERS:quota")
+def test_a_block_of_a_window_that_another_process_opened_is_used(clock: VirtualClock) -> None:
+    """Its clock is ahead of this one's; the store grants units of that window from then on."""
+    store = WatchedStore(clock)
+    limiter = QuotaLimiter(store, LANE, QuotaPolicy(limit=1000, window_seconds=60, block=50))
+    limiter.reserve()
+    ahead = limiter.policy.window(store.now() + 60.0)
+
+    def opened(name: str) -> None:
+        store.before = lambda name: None
+        store.reserve(LANE, ahead, 1000, 1)
+
+    store.before = opened
+    granted = sum(limiter.reserve() is not None for _ in range(20))
+    account = store.reserve(LANE, ahead, 1000, 0).account
+    assert (granted, account.used) == (20, 21 + limiter.block_remaining)
+
+
+@pytest.mark.req("PROVIDERS:quota")
+@pytest.mark.parametrize("refunds", [True, False])
+def test_a_block_that_comes_late_does_not_take_the_place_of_a_newer_one(
+    clock: VirtualClock, refunds: bool
+) -> None:
+    """Its answer was under way while another thread took a block of the next window."""
+    store = WatchedStore(clock)
+    limiter = QuotaLimiter(store, LANE, QuotaPolicy(limit=1000, window_seconds=60, block=50))
+    limiter.reserve()
+
+    def reserve(key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
+        vars(store).pop("reserve")
+        found = store.reserve(key, window, limit, units)
+        clock.advance(60.0)
+        for _ in range(2):
+            limiter.reserve()
+        store.is_away = not refunds
+        return found
+
+    vars(store)["reserve"] = reserve
+    assert limiter.reserve() is not None
+    store.is_away = False
+    account = store.reserve(LANE, limiter.policy.window(store.now()), 1000, 0).account
+    assert account.used == 2 + limiter.block_remaining
+    assert limiter.block_remaining > 40
 
 
 def test_lanes_are_made_once(clock: VirtualClock) -> None:

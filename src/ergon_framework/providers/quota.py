@@ -191,7 +191,7 @@ class QuotaLimiter:
         if window is None or not window[0] <= now < window[1]:
             window = self._window_at(now)
         if self._takes_blocks:
-            taken = self._from_block(window, units)
+            taken = self._from_block(window, units, now)
             if taken is not None:
                 return taken
             is_hopeless = self._is_hopeless(window, units, now)
@@ -229,16 +229,20 @@ class QuotaLimiter:
             self._window = window = fresh
         return window  # a clock that was set back does not open an old window again
 
-    def _from_block(self, window: QuotaWindow, units: int) -> Reservation | None:
+    def _from_block(self, window: QuotaWindow, units: int, now: float) -> Reservation | None:
         with self._lock:
             block = self._block
-            if block is None or block.window != window:
-                self._block = None  # a new window: what was left belonged to the old one
+            if block is None:
+                return None
+            # One of a newer window counts, as it does in the store: another thread took it, which
+            # read the clock later than this one, or another process has opened that window.
+            if not window.start <= block.window.start <= latest_start(window, now):
+                self._block = None  # what was left belonged to an old window
                 return None
             if units > block.left:
                 return None
             block.left -= units
-        return Reservation(window, units, self._seen or block.account)
+        return Reservation(block.window, units, self._seen or block.account)
 
     def _ahead(self, window: QuotaWindow, units: int, now: float) -> Reservation | None:
         """Take a block, or no more than is needed when there is none that large."""
@@ -270,6 +274,8 @@ class QuotaLimiter:
     def _keep_block(self, block: _Block) -> None:
         with self._lock:
             spare, self._block = self._block, block
+            if spare is not None and spare.window.start > block.window.start:
+                spare, self._block = block, spare  # the answer about an older window came late
         if spare is not None and spare.left:
             with suppress(StoreError):  # the units in hand are worth more than the spare ones
                 self._store.refund(self.key, spare.window, spare.left)
