@@ -275,3 +275,69 @@ def test_a_table_that_is_changed_while_it_is_read(
             connector.ack(found[0])
             assert rows(postgres_url, table) == 3
             assert connector.health()
+
+
+@pytest.mark.req("X19")
+@pytest.mark.parametrize(
+    ("is_leased", "right", "verb"),
+    [
+        (True, "SELECT", "ack"),
+        (True, "UPDATE", "release"),
+        (True, "DELETE", "ack"),
+        (False, "SELECT", "ack"),
+        (False, "DELETE", "ack"),
+    ],
+)
+def test_rights_that_are_taken_away(
+    postgres_url: str, is_leased: bool, right: str, verb: str
+) -> None:
+    """The error says which, the health is bad until they are back, and then work goes on."""
+    table = new_table(postgres_url, LEASED if is_leased else OUTBOX, dead=not is_leased)
+    user = f"app_{table}"
+    execute(postgres_url, f"CREATE ROLE {user} LOGIN")
+    for each in (table, *([] if is_leased else [f"{table}_dead"])):
+        execute(postgres_url, f"GRANT ALL ON {each} TO {user}")
+    given = options(postgres_url.replace("//ergon@", f"//{user}@"), table, lease=20.0)
+    if not is_leased:
+        given |= {"columns": "headers", "dead_letters": f"{table}_dead"}
+    with PostgresConnector(**given) as connector:
+        connector.dispatch_transactions(some(3))
+        first, second = connector.fetch_transactions(2)
+        connector.ack(first)
+        execute(postgres_url, f"REVOKE {right} ON {table} FROM {user}")
+        grant = f"GRANT {right} ON {table} TO {user}"
+        with pytest.raises(ErgonError, match=f"permission denied for table {table}") as caught:
+            getattr(connector, verb)(second)
+        assert caught.value.remedy == grant
+        assert not connector.health()
+        with pytest.raises(ErgonError, match="cannot be used") as caught:
+            connector.dispatch_transactions(some(1, "u"))
+        assert grant in str(caught.value)
+        execute(postgres_url, grant)
+        found: list[Transaction] = []
+        while not found:
+            found = connector.fetch_transactions(5)
+        assert connector.health()
+        assert len(found) == (1 if is_leased else 2)  # a lease is kept, and a lock was let go
+        for delivery in [second, *found] if is_leased else found:
+            connector.ack(delivery)
+    assert rows(postgres_url, table) == 0
+
+
+@pytest.mark.req("X19")
+def test_a_fetch_waits_for_rights(postgres_url: str, tmp_path: Path) -> None:
+    """It asks ever less often, instead of failing again and again, and goes on by itself."""
+    diary, table = tmp_path / "diary", new_table(postgres_url, LEASED)
+    execute(postgres_url, f"CREATE ROLE app_{table} LOGIN")
+    execute(postgres_url, f"GRANT ALL ON {table} TO app_{table}")
+    url = postgres_url.replace("//ergon@", f"//app_{table}@")
+    with PostgresConnector(**options(url, table)) as connector, consuming(connector, diary):
+        connector.dispatch_transactions(some(1))
+        until(lambda: noted(diary, "ended")["t0"], "the first row")
+        assert connector.health()
+        execute(postgres_url, f"REVOKE UPDATE ON {table} FROM app_{table}")
+        until(lambda: not connector.health(), "a refusal")
+        execute(postgres_url, f"INSERT INTO {table} (id, payload) VALUES ('later', '1')")
+        execute(postgres_url, f"GRANT UPDATE ON {table} TO app_{table}")
+        until(lambda: rows(postgres_url, table) == 0, "the second row")
+        assert connector.health()

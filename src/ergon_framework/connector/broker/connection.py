@@ -19,7 +19,13 @@ from ergon_framework.core.broker_reconnect import Outage
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import current_clock
-from ergon_framework.errors import ConfigurationError, ConnectorError, describe
+from ergon_framework.errors import (
+    ConfigurationError,
+    ConnectorError,
+    StoreError,
+    StoreUnavailableError,
+    describe,
+)
 from ergon_framework.ports.dice import roll
 from ergon_framework.redaction import redacted_text
 from ergon_framework.telemetry.notices import emit
@@ -48,6 +54,8 @@ class ConnectionState:
         self.name = name
         self.outage = Outage()
         self.is_closed = False
+        self._refusal: str | None = None
+        """What to do about a broker that is there and refuses; None when it cannot be reached."""
 
     @property
     def is_healthy(self) -> bool:
@@ -74,8 +82,9 @@ class ConnectionState:
             if was_there:  # a consumer that streams tries again, and nobody else would say why
                 logger.warning("%s", text)
             return error
+        self._refusal = _refusal_of(error)
         if was_there:
-            logger.warning("%s cannot be reached, and is tried again: %s", self.name, text)
+            logger.warning("%s, and is tried again: %s", self._trouble, text)
         found = self.away(now)
         # Each time: who waits for a broker is alive, and readers of notices are to know that.
         emit("broker.away", broker=self.name, reason=text, delay=found.retry_after_seconds)
@@ -94,11 +103,25 @@ class ConnectionState:
     def away(self, now: float) -> BrokerUnavailableError:
         """The error for whoever needs the broker now."""
         error = BrokerUnavailableError(
-            f"{self.name} cannot be reached: {self.outage.reason}",
-            remedy="see that the broker runs and can be reached; ergon doctor tells more",
+            f"{self._trouble}: {self.outage.reason}",
+            remedy=self._refusal
+            or "see that the broker runs and can be reached; ergon doctor tells more",
         )
         error.retry_after_seconds = max(0.0, self.outage.retry_at - now)
         return error
+
+    @property
+    def _trouble(self) -> str:
+        return f"{self.name} cannot be {'reached' if self._refusal is None else 'used'}"
+
+
+def _refusal_of(error: BaseException) -> str | None:
+    """What to do where a system has answered, and refused; None where it could not be reached."""
+    if getattr(error, "is_refusal", False) or (
+        isinstance(error, StoreError) and not isinstance(error, StoreUnavailableError)
+    ):
+        return getattr(error, "remedy", "") or "see what it refuses; ergon doctor tells more"
+    return None
 
 
 def closed(name: str) -> ConnectorClosedError:

@@ -23,7 +23,7 @@ from ergon_framework.connector.broker.message import (
 )
 from ergon_framework.connector.broker.options import SOME_SECONDS, Bound, takes_options
 from ergon_framework.connector.postgres.columns import options_of
-from ergon_framework.connector.postgres.errors import PostgresConnectorError
+from ergon_framework.connector.postgres.errors import PostgresConnectorError, TableRefusedError
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import (
     ChannelLostError,
@@ -41,6 +41,7 @@ from ergon_framework.telemetry.tracing import dispatching
 if TYPE_CHECKING:
     from ergon_framework.connector.postgres.rows import NewRow, TableRow, TableSession
 
+R = TypeVar("R")
 T = TypeVar("T")
 _SETTINGS = "a fetch takes wait, and a dispatch takes connection"
 _MAX_REASON = 4000
@@ -122,6 +123,8 @@ class PostgresConnector(ThreadedTwins):
             give_back=self._give_back,
             bounds=(max_in_flight, max_in_flight_bytes),
         )
+        self._refused: set[str] = set()
+        """Statements that the user had no right to, when they were last tried."""
         self.malformed = 0
         if not self._is_leased:
             self._offer_no_parking()
@@ -225,7 +228,9 @@ class PostgresConnector(ThreadedTwins):
         return self._source.fetch(
             batch_size,
             self._wait if wait is None else wait,
-            lambda session, room, until: session.do(lambda it: self._claimed(it, room, until)),
+            lambda session, room, until: self._do(
+                session, lambda it: self._claimed(it, room, until)
+            ),
         )
 
     def _claimed(self, session: TableSession, room: int, until: float) -> list[Transaction] | None:
@@ -329,7 +334,9 @@ class PostgresConnector(ThreadedTwins):
                 lease.is_unsure = lease.is_unsure or bool(error.details.get("is_lost"))
                 if not self._is_leased:
                     raise ChannelLostError(
-                        f"the connection that row {lease.place.id!r} was delivered on is lost"
+                        f"the connection that row {lease.place.id!r} was delivered on is lost:"
+                        f" {error.message}",
+                        remedy=error.remedy,
                     ) from error
                 self._with_session(settle)  # a lease belongs to no connection
         except DeliveryExpiredError:
@@ -370,14 +377,23 @@ class PostgresConnector(ThreadedTwins):
     def _connect(self) -> TableSession:
         from ergon_framework.connector.postgres.rows import TableSession
 
-        session = TableSession(self._url, self._options, self._channel)
+        # What was refused is asked for first: connected alone, the table would seem to be usable.
+        session = TableSession(self._url, self._options, self._channel, tuple(self._refused))
+        self._refused.clear()
         self._session = session
         return session
 
     _session: TableSession | None = None
 
+    def _do(self, session: TableSession, work: Callable[[TableSession], R]) -> R:
+        try:
+            return session.do(work)
+        except TableRefusedError as error:
+            self._refused.add(error.statement)
+            raise
+
     def _with_session(self, work: Callable[[TableSession], T]) -> T:
-        return self._source.with_session(lambda session: session.do(work))
+        return self._source.with_session(lambda session: self._do(session, work))
 
     def _renew(self, leases: Sequence[Lease]) -> Collection[Lease]:
         """Keep rows in hand for another while; those that are somebody else's by now."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ergon_framework.errors import ConnectorError
+from typing import ClassVar
+
+from ergon_framework.errors import ConnectorError, StoreUnavailableError
 
 
 class PostgresConnectorError(ConnectorError):
@@ -15,3 +17,11 @@ class ConflictingRowError(PostgresConnectorError):
     """The transaction's id stands for a row with another payload. Nothing of it was stored."""
 
     code = "conflicting_row"
+
+
+class TableRefusedError(StoreUnavailableError):
+    """The server is there and refuses a statement, until somebody gives the user its rights."""
+
+    is_refusal: ClassVar[bool] = True
+    statement = ""
+    """What it refused, without values."""

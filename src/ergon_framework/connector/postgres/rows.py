@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -13,12 +14,18 @@ import psycopg
 
 from ergon_framework.connector.broker.leases import DeliveryExpiredError
 from ergon_framework.connector.postgres.columns import TableOptions
-from ergon_framework.connector.postgres.errors import ConflictingRowError
-from ergon_framework.connector.postgres.statements import TableStatements, look_at, refuse_unfit
+from ergon_framework.connector.postgres.errors import ConflictingRowError, TableRefusedError
+from ergon_framework.connector.postgres.statements import (
+    TableStatements,
+    look_at,
+    quoted_table,
+    refuse_unfit,
+)
 from ergon_framework.errors import (
     ChannelLostError,
     ConfigurationError,
     StoreError,
+    StoreReadOnlyError,
     StoreSchemaError,
     StoreUnavailableError,
 )
@@ -31,6 +38,14 @@ if TYPE_CHECKING:
     from ergon_framework.storage.postgres.pool import Connection
 
 T = TypeVar("T")
+_IS_READ_ONLY = b"SELECT current_setting('transaction_read_only') = 'on'"
+_LACKING = b"""
+SELECT format('GRANT %%s ON %%s TO %%I', string_agg(kind, ', ' ORDER BY n), name::regclass,
+    current_user)
+FROM unnest(%s::text[]) AS name, unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[])
+    WITH ORDINALITY AS kinds(kind, n)
+WHERE NOT has_table_privilege(name, kind) GROUP BY name ORDER BY name"""
+"""What the owner says to give the user the rights on tables that it lacks."""
 
 
 class TableRow(NamedTuple):
@@ -102,7 +117,9 @@ class LeasedRows:
     def settle(self, statement: str, row: TableRow, **values: Any) -> None:
         """Say how a row ended, if it is still ours."""
         given = {"id": row.id, "token": row.token, **values}
-        if not self._database.run(lambda on: _changed(on, statement, given)):
+        with naming(statement):
+            is_ours = self._database.run(lambda on: _changed(on, statement, given))
+        if not is_ours:
             raise DeliveryExpiredError(
                 f"the row {row.id!r} is not ours any more: its lease has ended",
                 remedy="see why it was not renewed: the process was stopped, or the server was away"
@@ -150,9 +167,9 @@ class ExclusiveRows:
 
     def _claim(self, most: int, room: int) -> list[TableRow]:
         asked = {"most": most, "room": room, "held": list(self._held)}
-        found = self._lock.run(
-            lambda on: on.execute(self._statements.claim.encode(), asked).fetchall()
-        )
+        statement = self._statements.claim
+        with naming(statement):
+            found = self._lock.run(lambda on: on.execute(statement.encode(), asked).fetchall())
         rows = [row_of(each, "") for each in found]
         self._held.update((row.id, row) for row in rows)
         return rows
@@ -163,7 +180,8 @@ class ExclusiveRows:
             raise ChannelLostError(f"the row {row.id!r} was delivered on a connection that is lost")
         if statement:  # without one the row is given back, and nothing changes in the table
             given = {"id": row.id, **values}
-            self._lock.run(lambda on: on.execute(statement.encode(), given))
+            with naming(statement):
+                self._lock.run(lambda on: on.execute(statement.encode(), given))
         del self._held[row.id]
 
     @property
@@ -208,7 +226,40 @@ def row_of(given: Sequence[Any], token: str) -> TableRow:
 
 def rows_of(database: PostgresDatabase, statement: str, values: Mapping[str, Any]) -> list[Any]:
     """What one statement finds, in a transaction of its own."""
-    return database.run(lambda on: on.execute(statement.encode(), values).fetchall())
+    with naming(statement):
+        return database.run(lambda on: on.execute(statement.encode(), values).fetchall())
+
+
+@contextmanager
+def naming(statement: str) -> Iterator[None]:
+    """Say which statement was refused for want of a right, so that it can be tried again."""
+    try:
+        yield
+    except StoreReadOnlyError as error:
+        refused = TableRefusedError(error.message, remedy=error.remedy, details=error.details)
+        refused.statement = statement
+        raise refused from error
+
+
+class _Nulls(dict[str, None]):
+    """NULL for every value of a statement."""
+
+    def __missing__(self, name: str) -> None:
+        """Any name has one."""
+
+
+def plan(on: Connection, statement: str) -> None:
+    """Raise what the server says when a statement that it has refused would be refused again.
+
+    It is only planned, which asks for the same rights as doing it.
+    """
+    psycopg.ClientCursor(on).execute(b"EXPLAIN " + statement.encode(), _Nulls())
+    [[is_read_only]] = on.execute(_IS_READ_ONLY).fetchall()
+    if is_read_only and not statement.lstrip().startswith("SELECT"):
+        raise StoreReadOnlyError(
+            "the server takes no writes",
+            remedy="make it one that does: no standby, default_transaction_read_only off",
+        )
 
 
 class NewRow(NamedTuple):
@@ -221,7 +272,9 @@ class NewRow(NamedTuple):
 class TableSession:
     """A database that was reached, with the table in it that was looked at."""
 
-    def __init__(self, url: str, options: TableOptions, channel: str) -> None:
+    def __init__(
+        self, url: str, options: TableOptions, channel: str, refused: Iterable[str] = ()
+    ) -> None:
         schema = TableSchema(options)
         self._options = options
         self._url = url
@@ -230,6 +283,12 @@ class TableSession:
         self.database = PostgresDatabase(url, schema=schema)
         self.statements = schema.statements
         self.subscription: LocalSubscription | None = None
+        try:
+            for each in refused:
+                self.refuse(each)
+        except BaseException:
+            self.close()
+            raise
 
     def do(self, work: Callable[[TableSession], T]) -> T:
         """Do something with the table. When that fails because it was changed, this is lost.
@@ -238,6 +297,9 @@ class TableSession:
         """
         try:
             return work(self)
+        except TableRefusedError as error:
+            error.remedy = self._grants() or error.remedy
+            raise
         except StoreUnavailableError:
             raise
         except StoreError as error:
@@ -254,6 +316,25 @@ class TableSession:
                 f"the table {self._options.table!r} was changed while it was open: {reason}",
                 remedy="it is looked at again; a consumer is best stopped before a migration",
             )
+
+    def refuse(self, statement: str) -> None:
+        """Raise what the server says when a statement would be refused."""
+
+        def work(_: TableSession) -> None:
+            with naming(statement):
+                self.database.run(lambda on: plan(on, statement))
+
+        self.do(work)
+
+    def _grants(self) -> str:
+        """The statements that give the user the rights it lacks on the tables; empty if none."""
+        tables = [quoted_table(self._options.table).replace("%%", "%")]
+        if self._options.dead_letters is not None:
+            tables.append(quoted_table(self._options.dead_letters).replace("%%", "%"))
+        with suppress(StoreError):  # then what the server said is all there is to say
+            found = self.database.run(lambda on: on.execute(_LACKING, (tables,)).fetchall())
+            return "; ".join(grant for (grant,) in found)
+        return ""
 
     def subscribed(self) -> LocalSubscription:
         """What is woken when a row was put in."""
@@ -304,7 +385,8 @@ class TableSession:
             with on.transaction():
                 self._insert(on, given)
 
-        self.database.run(work)
+        with naming(self.statements.insert):
+            self.database.run(work)
         self.database.changed()
 
     def _insert(self, connection: Connection, given: Sequence[NewRow]) -> None:

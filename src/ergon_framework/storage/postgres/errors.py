@@ -65,7 +65,8 @@ deadlock passes at once, a lock that was waited for in vain hardly ever. The las
 prepared on the connection is gone, or does not fit the tables any more."""
 _NOT_PREPARED = frozenset({"26000", "42P05"})
 _FULL = "53100"
-_FORBIDDEN = frozenset({"25006", "42501"})
+_READ_ONLY = "25006"
+_NO_RIGHT = "42501"
 MISSING = frozenset({"42P01", "42703", "3F000"})
 """A table, a column, a schema."""
 _DAMAGED = frozenset({"58030", "XX001", "XX002"})
@@ -140,10 +141,17 @@ def translate(error: BaseException, name: str) -> StoreError:
         return StoreFullError(
             f"there is no room left on the disk of {name}", remedy="free some disk space there"
         )
-    if state in _FORBIDDEN:
+    if state == _READ_ONLY:
         return StoreReadOnlyError(
             f"{name} may not be written: {text}",
-            remedy="connect to a server that is no standby, as a user who may write these tables",
+            remedy="connect to a server that is no standby, and whose default_transaction_read_only"
+            " is off",
+        )
+    if state == _NO_RIGHT:
+        return StoreReadOnlyError(
+            f"{name} does not let this user do that: {text}",
+            remedy="give the user the right (GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE … TO"
+            " …), or name another user in the URL",
         )
     if state in MISSING:
         return StoreSchemaError(f"{name} lacks a table: {text}", remedy="run `ergon db upgrade`")
