@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from comparison import Contestant, Record, RunOptions, race
 
 from ergon_framework.core.circuit_breaker import Breaker
-from ergon_framework.core.limits import QuotaWindow
+from ergon_framework.core.quota import QuotaWindow
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore, QuotaGrant, RecordBatch
 from ergon_framework.providers import open_store
 from ergon_framework.providers.base import ProviderBase

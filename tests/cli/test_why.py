@@ -26,7 +26,7 @@ from ergon_framework.connector.transaction import Transaction
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import HeldBack
-from ergon_framework.core.limits import QuotaWindow
+from ergon_framework.core.quota import QuotaWindow
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.ports.journal import JournalEntry
 from ergon_framework.ports.providerstore import AttemptRow, DeadLetter, LaneKey, RecordBatch

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.core.limits import QuotaUsage, QuotaWindow, block_of, window_at
+from ergon_framework.core.quota import QuotaUsage, QuotaWindow, block_of, window_at
 
 
 @pytest.mark.req("PEF:Q-4")

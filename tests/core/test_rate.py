@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.core.limits import TokenBucket
+from ergon_framework.core.quota import TokenBucket
 
 rates = st.floats(1e-3, 1e6)
 bursts = st.integers(1, 1000)

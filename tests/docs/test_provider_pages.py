@@ -16,7 +16,7 @@ import typer
 import ergon_framework.providers as package
 from ergon_framework.cli.commands import app
 from ergon_framework.core.circuit_breaker import CircuitState, Vote
-from ergon_framework.core.guard import GuardEnd, RetryBudget
+from ergon_framework.core.provider_call import GuardEnd, RetryBudget
 from ergon_framework.ports.notice import CATALOGUE
 from ergon_framework.ports.providerstore import ABANDONED, AttemptOutcome, LetterStatus
 from ergon_framework.providers.base import ProviderBase

@@ -22,7 +22,7 @@ from ergon_framework.connector.transaction import Transaction
 from ergon_framework.engine.asyncio_engine import AsyncioEngine
 from ergon_framework.engine.classify import classify
 from ergon_framework.engine.plan import EnginePlan, Hooks
-from ergon_framework.engine.threads import ThreadEngine
+from ergon_framework.engine.thread_engine import ThreadEngine
 from ergon_framework.ports.clock import Signal
 from ergon_framework.task.mixins.plans import as_policy, consumer_plan, settlement_of
 from ergon_framework.task.mixins.policies import ConsumerPolicy

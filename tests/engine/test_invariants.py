@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ergon_framework.connector.transaction import Transaction
-from ergon_framework.engine.threads import ThreadEngine
+from ergon_framework.engine.thread_engine import ThreadEngine
 from ergon_framework.errors import ExceptionType, FetchException, TransactionException
 from ergon_framework.task.base import BaseTask
 from ergon_framework.task.mixins.consumer import ConsumerMixin

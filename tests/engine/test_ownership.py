@@ -16,7 +16,7 @@ import pytest
 from ergon_framework.connector.transaction import Transaction
 from ergon_framework.engine.asyncio_engine import AsyncioEngine
 from ergon_framework.engine.plan import EnginePlan, Hooks
-from ergon_framework.engine.threads import ThreadEngine
+from ergon_framework.engine.thread_engine import ThreadEngine
 from ergon_framework.testing.clock import VirtualClock
 from ergon_framework.testing.scripted import ScriptedConnector, Takes, transactions
 from tests.engine.bodies import consumer, producer, rules

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ergon_framework.core.claim import ClaimRequest
-from ergon_framework.core.limits import TokenBucket
+from ergon_framework.core.quota import TokenBucket
 from ergon_framework.jobs.stores.memory.job_table import JobTable
 from ergon_framework.jobs.stores.memory.queues import Heap, MemoryQueue, Offer, QueueSet
 from ergon_framework.jobs.stores.memory.records import MemoryJobRecords

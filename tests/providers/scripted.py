@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ergon_framework.core.circuit_breaker import Breaker
-from ergon_framework.core.limits import QuotaWindow
+from ergon_framework.core.quota import QuotaWindow
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.clock import Clock

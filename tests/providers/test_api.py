@@ -16,7 +16,7 @@ import pytest
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
 
-from ergon_framework.core.limits import QuotaWindow
+from ergon_framework.core.quota import QuotaWindow
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.ports.providerstore import LaneHealth, LaneKey, RecordBatch
 from ergon_framework.providers.api import create_router

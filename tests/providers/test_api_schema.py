@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from schemathesis import GenerationMode
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
-from ergon_framework.core.limits import QuotaWindow
+from ergon_framework.core.quota import QuotaWindow
 from ergon_framework.ports.providerstore import LaneKey, RecordBatch
 from ergon_framework.providers.api import create_router
 from ergon_framework.providers.stores.memory import MemoryProviderStore

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.circuit_breaker import CircuitState
-from ergon_framework.core.guard import RetryBudget
+from ergon_framework.core.provider_call import RetryBudget
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.ports.providerstore import ALL_TENANTS, LaneKey, ProviderStore
 from ergon_framework.providers.base import ProviderBase

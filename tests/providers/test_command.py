@@ -13,7 +13,7 @@ import pytest
 from ergon_framework.cli import invoke
 from ergon_framework.cli.providers import PRUNE_BATCH
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
-from ergon_framework.core.limits import QuotaWindow
+from ergon_framework.core.quota import QuotaWindow
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.client import JobClient

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.core.guard import RetryBudget
+from ergon_framework.core.provider_call import RetryBudget
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderDependencyError
 from ergon_framework.providers.quota import QuotaPolicy

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.circuit_breaker import CircuitState
-from ergon_framework.core.guard import RetryBudget
+from ergon_framework.core.provider_call import RetryBudget
 from ergon_framework.errors import WiringError
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.circuit_breaker import CircuitBreaker

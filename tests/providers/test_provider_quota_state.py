@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.limits import QuotaUsage, QuotaWindow
+from ergon_framework.core.quota import QuotaUsage, QuotaWindow
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore, QuotaGrant
 from ergon_framework.providers.errors import (

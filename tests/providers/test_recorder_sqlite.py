@@ -117,7 +117,7 @@ def test_health_as_plain_values() -> None:
 
 def test_the_quota_of_a_lane_is_shown() -> None:
     """With the names the summary uses."""
-    from ergon_framework.core.limits import QuotaWindow
+    from ergon_framework.core.quota import QuotaWindow
     from ergon_framework.ports.providerstore import LaneKey
 
     memory = MemoryProviderStore()

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
-from ergon_framework.core.limits import QuotaWindow
+from ergon_framework.core.quota import QuotaWindow
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import AttemptRow, LaneKey, ProviderStore, RecordBatch
 from ergon_framework.providers import service as module

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.circuit_breaker import BreakerRule, CircuitState, Permit, Vote
-from ergon_framework.core.guard import Guard, GuardAction, GuardRule
+from ergon_framework.core.provider_call import Guard, GuardAction, GuardRule
 from ergon_framework.core.retry import RetryRule
 from ergon_framework.ports.providerstore import QuotaGrant
 from ergon_framework.providers.circuit_breaker import CircuitBreaker

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.core.guard import RetryBudget
+from ergon_framework.core.provider_call import RetryBudget
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ERROR_OF
 from ergon_framework.providers.quota import QuotaPolicy

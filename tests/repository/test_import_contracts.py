@@ -65,7 +65,7 @@ FORBIDDEN = [
         "ergon_framework.boundary.factstore.memory",
         "Fact stores do not know",
     ),
-    ("core/retry", "ergon_framework.core.guard", "Files of core"),
+    ("core/retry", "ergon_framework.core.provider_call", "Files of core"),
     ("task/payloads", "ergon_framework.task.options", "Files of task"),
     ("telemetry/logs", "ergon_framework.telemetry.spans", "Files of telemetry"),
     ("providers/errors", "ergon_framework.providers.pipeline", "Files of providers"),

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from sqlalchemy import Engine, event
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
-from ergon_framework.core.limits import QuotaWindow
+from ergon_framework.core.quota import QuotaWindow
 from ergon_framework.jobs.store_urls import open_store as open_job_store
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import NewJob

@@ -30,7 +30,7 @@ from ergon_framework.app.settings.secrets import revealed
 from ergon_framework.app.settings.sections import Built, Reference, Section, Settings
 from ergon_framework.app.settings.source import did_you_mean
 from ergon_framework.app.settings.stores import base_of, store_url
-from ergon_framework.core.limits import UNLIMITED, read_quota
+from ergon_framework.core.quota import UNLIMITED, read_quota
 from ergon_framework.core.text import toml_table
 from ergon_framework.errors import ConfigurationError, SettingsError, WiringError
 from ergon_framework.ports.settings_model import (

@@ -12,7 +12,8 @@ Where to look first:
 - ``loop``: when to fetch
 - ``job``: one job; ``flow``: jobs that wait for one another; ``claim``: which jobs a claim takes
 - ``unique``, ``schedule``: who holds a unique key; which fires of a cron schedule are due
-- ``guard``: one provider call; ``circuit_breaker``, ``limits``: its gates; ``rollup``: its figures
+- ``provider_call``: one provider call; ``circuit_breaker``, ``quota``: its gates; ``rollup``: its
+  figures
 - ``call_redelivery``: when a queue delivers a failed provider call again
 - ``process_restart``: when a process that died is started again
 - ``broker_reconnect``: when a lost connection to a broker is made again

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from ergon_framework.core.job import handler_lane, route
-from ergon_framework.core.limits import TokenBucket
+from ergon_framework.core.quota import TokenBucket
 from ergon_framework.errors import JobError
 
 

@@ -18,7 +18,7 @@ soon bounds that wait: what is to wait longer leaves the call, parked or handed 
 A transaction that is *discarded* by its hook ends at once, without a handler.
 
 Whether an ack or nack that failed is tried again is decided by ``judge_settlement``, at the end of
-this file; ``engine/settlement.py`` carries it out.
+this file; ``engine/settlement_retry.py`` carries it out.
 
 The lifecycle deadline lies one ``timeout`` after the beginning. The exception phase may use one
 further ``timeout``, and always has one whole ``timeout`` for itself, since a transaction without an

@@ -64,7 +64,7 @@ from ergon_framework.engine.run import (
     ProduceRun,
     SettlementAttempt,
 )
-from ergon_framework.engine.settlement import Notifiable, Settlements
+from ergon_framework.engine.settlement_retry import Notifiable, Settlements
 from ergon_framework.errors import (
     describe,
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
-from ergon_framework.core.limits import QuotaUsage, QuotaWindow
+from ergon_framework.core.quota import QuotaUsage, QuotaWindow
 from ergon_framework.core.rollup import Rollup
 
 

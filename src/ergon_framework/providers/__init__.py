@@ -27,7 +27,7 @@ from ergon_framework.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from ergon_framework.core.circuit_breaker import CircuitState
-    from ergon_framework.core.guard import RetryBudget
+    from ergon_framework.core.provider_call import RetryBudget
     from ergon_framework.ports.providerstore import DeadLetter, LaneHealth, LaneKey, ProviderStore
     from ergon_framework.providers.api import Authorize, create_router
     from ergon_framework.providers.base import ProviderBase
@@ -103,7 +103,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CircuitState": "core.circuit_breaker",
-    "RetryBudget": "core.guard",
+    "RetryBudget": "core.provider_call",
     "DeadLetter": "ports.providerstore",
     "LaneHealth": "ports.providerstore",
     "LaneKey": "ports.providerstore",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from ergon_framework.core.guard import RetryBudget
+from ergon_framework.core.provider_call import RetryBudget
 from ergon_framework.errors import WiringError
 from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.context import current_unit

@@ -12,7 +12,6 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from ergon_framework.core.limits import UNLIMITED, read_quota
 from ergon_framework.core.option_values import (
     count_flaw,
     number_flaw,
@@ -21,6 +20,7 @@ from ergon_framework.core.option_values import (
     switch_flaw,
     word_flaw,
 )
+from ergon_framework.core.quota import UNLIMITED, read_quota
 from ergon_framework.errors import ConfigurationError
 
 MAX_NAME = 80
@@ -172,7 +172,7 @@ _FLAWS: dict[str, tuple[Callable[[Any], str], str]] = {
     "isolate": (switch_flaw, "True"),
     "durable": (switch_flaw, "True"),
     "parent_breaker": (_kind("providers.circuit_breaker", "CircuitBreaker"), "CircuitBreaker()"),
-    "retry_budget": (_kind("core.guard", "RetryBudget"), "RetryBudget()"),
+    "retry_budget": (_kind("core.provider_call", "RetryBudget"), "RetryBudget()"),
     "breaker_scope": (_units, '"attempt"'),
     "quota_unit": (_units, '"execution"'),
     "quota_fails_open": (switch_flaw, "True"),

@@ -137,7 +137,7 @@ class ProviderExecutionResult:
     http_status: int | None = None
     retry_after_seconds: float | None = None
     stop_reason: str = "succeeded"
-    """Why it ended, in the words of ``core.guard.GuardEnd``."""
+    """Why it ended, in the words of ``core.provider_call.GuardEnd``."""
     is_late: bool = False
     """It succeeded after its deadline: still a success."""
     replayed: bool = False

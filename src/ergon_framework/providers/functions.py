@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack, cast
 
-from ergon_framework.core.limits import UNLIMITED
+from ergon_framework.core.quota import UNLIMITED
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ConfigurationError, ErgonError, HookError
 from ergon_framework.ports.colour import is_async_generator, is_coroutine, is_generator
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from ergon_framework.core.guard import RetryBudget
+    from ergon_framework.core.provider_call import RetryBudget
     from ergon_framework.ports.clock import Clock
     from ergon_framework.ports.lifespan import Dependencies, DependencyScope, LifespanHooks
     from ergon_framework.ports.middleware import MiddlewareStack

@@ -1,7 +1,8 @@
 """Budgets of calls per window: the policy, and how a lane takes from a store.
 
-``core/limits.py`` has the arithmetic, stores on SQL have the same in ``stores/sql/quota.sql``, and
-``core/guard.py`` ends a call whose lane was granted nothing; ``pipeline/fast_path.py`` does, too.
+``core/quota.py`` has the arithmetic, stores on SQL have the same in ``stores/sql/quota.sql``, and
+``core/provider_call.py`` ends a call whose lane was granted nothing, and so does
+``pipeline/fast_path.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from ergon_framework.core.limits import (
+from ergon_framework.core.option_values import is_number
+from ergon_framework.core.quota import (
     MAX_UNITS,
     QuotaUsage,
     QuotaWindow,
@@ -24,7 +26,6 @@ from ergon_framework.core.limits import (
     read_quota,
     window_at,
 )
-from ergon_framework.core.option_values import is_number
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
 from ergon_framework.providers.telemetry import emit

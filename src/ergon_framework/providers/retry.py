@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ergon_framework.core.failure import Failure
-from ergon_framework.core.guard import Guard, GuardAction, GuardEnd, GuardRule, RetryBudget
+from ergon_framework.core.provider_call import Guard, GuardAction, GuardEnd, GuardRule, RetryBudget
 from ergon_framework.core.retry import Backoff, RetryRule
 from ergon_framework.engine.clocks import current_clock, sleep_until
 from ergon_framework.errors import ConfigurationError

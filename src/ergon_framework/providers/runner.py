@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ergon_framework.core.guard import GuardEnd
+from ergon_framework.core.provider_call import GuardEnd
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.clock import Clock

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from ergon_framework.core.limits import QuotaUsage
+from ergon_framework.core.quota import QuotaUsage
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.ports.providerstore import LaneHealth, ProviderStore
 from ergon_framework.providers.recorder import known_recorder

@@ -22,7 +22,7 @@ from ergon_framework.core.call_redelivery import (
     requeue,
 )
 from ergon_framework.core.failure import Failure
-from ergon_framework.core.guard import GuardEnd
+from ergon_framework.core.provider_call import GuardEnd
 from ergon_framework.core.retry import Backoff, RetryRule
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import DeadLetter

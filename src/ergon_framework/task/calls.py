@@ -14,7 +14,7 @@ from ergon_framework.engine.clocks import SYSTEM_CLOCK, current_clock
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.report import Report
 from ergon_framework.engine.run import LifecycleRun
-from ergon_framework.engine.threads import ThreadEngine
+from ergon_framework.engine.thread_engine import ThreadEngine
 from ergon_framework.errors import EnvelopeError, WiringError
 from ergon_framework.ports.context import Attempt, current_attempt
 from ergon_framework.ports.notice import Sink

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.job import CancelRequested, JobStatus, RequeueRequested
-from ergon_framework.core.limits import TokenBucket
+from ergon_framework.core.quota import TokenBucket
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flows import FlowPlanner
 from ergon_framework.jobs.newjob import new_job

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.limits import QuotaWindow
+from ergon_framework.core.quota import QuotaWindow
 from ergon_framework.ports.providerstore import RecordBatch
 from ergon_framework.providers.store_urls import open_store
 from ergon_framework.storage.sqlite.database import Database

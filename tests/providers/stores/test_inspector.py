@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
-from ergon_framework.core.limits import QuotaWindow
+from ergon_framework.core.quota import QuotaWindow
 from ergon_framework.ports.providerstore import (
     CallTotals,
     LaneCount,

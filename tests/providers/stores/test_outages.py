@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
-from ergon_framework.core.limits import QuotaUsage, QuotaWindow
+from ergon_framework.core.quota import QuotaUsage, QuotaWindow
 from ergon_framework.core.rollup import Rollup
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore, RecordBatch

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.core.circuit_breaker import CircuitState
-from ergon_framework.core.limits import QuotaUsage, QuotaWindow
+from ergon_framework.core.quota import QuotaUsage, QuotaWindow
 from ergon_framework.ports.providerstore import ClaimState, LetterStatus, ProviderStore, RecordBatch
 from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.database import AFTER, BEFORE
@@ -38,7 +38,7 @@ POSTGRES = "postgresql"
 # Waits until all are there, then 32 threads take what they can get.
 TAKER = """
 import sys, threading
-from ergon_framework.core.limits import QuotaWindow
+from ergon_framework.core.quota import QuotaWindow
 from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.store_urls import open_store
@@ -77,7 +77,7 @@ store.close()
 ACTOR = """
 import sys
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
-from ergon_framework.core.limits import QuotaWindow
+from ergon_framework.core.quota import QuotaWindow
 from ergon_framework.ports.providerstore import RecordBatch, LetterStatus
 from ergon_framework.providers.store_urls import open_store
 from tests.providers.stores.store_factory import LANE, START, HandClock, attempt, letter
@@ -113,7 +113,7 @@ print("survived")
 # A parent and its children use what the parent opened, all at once.
 FORKER = """
 import os, sys
-from ergon_framework.core.limits import QuotaWindow
+from ergon_framework.core.quota import QuotaWindow
 from ergon_framework.ports.providerstore import RecordBatch, LaneKey
 from ergon_framework.providers.store_urls import open_store
 from tests.providers.stores.store_factory import LANE, START, attempt

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.core.limits import QuotaUsage, QuotaWindow
+from ergon_framework.core.quota import QuotaUsage, QuotaWindow
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
 from ergon_framework.providers.store_urls import open_store
 from tests.providers.stores.conftest import Opener

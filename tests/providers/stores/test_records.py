@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.core.limits import QuotaUsage, QuotaWindow
+from ergon_framework.core.quota import QuotaUsage, QuotaWindow
 from ergon_framework.core.rollup import Rollup
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore, RecordBatch

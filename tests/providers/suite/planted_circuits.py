@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ergon_framework.core.circuit_breaker import Breaker
-from ergon_framework.core.limits import QuotaUsage, QuotaWindow
+from ergon_framework.core.quota import QuotaUsage, QuotaWindow
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import (
     LaneHealth,

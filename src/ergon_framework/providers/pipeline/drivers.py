@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ergon_framework.core.guard import GuardAction
+from ergon_framework.core.provider_call import GuardAction
 from ergon_framework.engine.clocks import asleep_until, sleep_until
 from ergon_framework.errors import HookError
 from ergon_framework.ports.providerstore import AttemptRow

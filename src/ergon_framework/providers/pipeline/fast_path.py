@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ergon_framework.core.circuit_breaker import CircuitState, Permit
-from ergon_framework.core.guard import GuardEnd, may_sit_out
+from ergon_framework.core.provider_call import GuardEnd, may_sit_out
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import AttemptOutcome, AttemptRow
 from ergon_framework.providers.errors import Reason

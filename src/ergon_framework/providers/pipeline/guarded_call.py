@@ -1,7 +1,7 @@
-"""One guarded call: the effects behind ``core/guard.py``, the rows about it, and its result.
+"""One guarded call: the effects behind ``core/provider_call.py``, its rows, and its result.
 
-``core.guard.Guard`` decides what comes next. ``GuardedCall`` carries it out: it reserves quota,
-asks the circuits, notes how each attempt ended, gives back what was not used, and builds the
+``core.provider_call.Guard`` decides what comes next. ``GuardedCall`` carries it out: it reserves
+quota, asks the circuits, notes how each attempt ended, gives back what was not used, and builds the
 result. It also makes the error of a call that a gate refused, for which the provider was not
 called. The order of a call is begin, reserve, admit, attempt, and again after a wait; the drivers
 in ``drivers`` run these steps on a thread or on an event loop.
@@ -14,8 +14,8 @@ from typing import Any
 
 from ergon_framework.core.circuit_breaker import Vote
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.guard import Guard, GuardAction, GuardEnd, Scope, vote_of
-from ergon_framework.core.limits import QuotaUsage
+from ergon_framework.core.provider_call import Guard, GuardAction, GuardEnd, Scope, vote_of
+from ergon_framework.core.quota import QuotaUsage
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.dice import roll
 from ergon_framework.ports.providerstore import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ergon_framework.core.guard import GuardRule, RetryBudget
+from ergon_framework.core.provider_call import GuardRule, RetryBudget
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.providerstore import (

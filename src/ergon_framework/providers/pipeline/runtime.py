@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ergon_framework.core.guard import GuardRule, Scope
+from ergon_framework.core.provider_call import GuardRule, Scope
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.ports.providerstore import (

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
-from ergon_framework.core.guard import GuardAction
+from ergon_framework.core.provider_call import GuardAction
 from ergon_framework.ports.context import current_unit
 from ergon_framework.ports.providerstore import ABANDONED
 from ergon_framework.ports.unit_of_work import OBSERVERS, ObservedAttempt

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
-from ergon_framework.core.limits import QuotaUsage, QuotaWindow
+from ergon_framework.core.quota import QuotaUsage, QuotaWindow
 from ergon_framework.core.rollup import SlidingHour
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import StoreUnavailableError

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from ergon_framework.core.circuit_breaker import Breaker
-from ergon_framework.core.limits import QuotaUsage, QuotaWindow
+from ergon_framework.core.quota import QuotaUsage, QuotaWindow
 from ergon_framework.core.rollup import DurationHistogram, Rollup, SlidingHour, merged
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import StoreUnavailableError

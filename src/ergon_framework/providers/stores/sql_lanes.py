@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState, ProbeLease
-from ergon_framework.core.limits import QuotaUsage, QuotaWindow, latest_start
+from ergon_framework.core.quota import QuotaUsage, QuotaWindow, latest_start
 from ergon_framework.ports.providerstore import CLOSED, LaneFailure, LaneKey, LaneState, QuotaGrant
 from ergon_framework.providers.stores.database import (
     PACKAGE,

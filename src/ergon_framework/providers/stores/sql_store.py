@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ergon_framework.core.circuit_breaker import Breaker
-from ergon_framework.core.limits import QuotaWindow
+from ergon_framework.core.quota import QuotaWindow
 from ergon_framework.ports.providerstore import (
     AttemptRow,
     KeyClaimResult,

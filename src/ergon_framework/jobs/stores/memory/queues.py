@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 from ergon_framework.core.claim import ClaimRequest, lane_executor, waits_for_token
-from ergon_framework.core.limits import TokenBucket
+from ergon_framework.core.quota import TokenBucket
 from ergon_framework.jobs.stores.memory.rows import MemoryJob
 from ergon_framework.ports.jobstore import Queue
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from ergon_framework.core.circuit_breaker import Breaker
-from ergon_framework.core.limits import QuotaUsage
+from ergon_framework.core.quota import QuotaUsage
 from ergon_framework.ports.providerstore import (
     ClaimState,
     LaneHealth,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import ceil
 from random import Random
 
-from ergon_framework.core.limits import QuotaUsage
+from ergon_framework.core.quota import QuotaUsage
 from ergon_framework.ports.providerstore import ALL_TENANTS, AttemptRow, LaneKey
 from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.providerstore.subject import (

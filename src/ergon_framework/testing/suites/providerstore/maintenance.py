@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ergon_framework.core.circuit_breaker import Breaker
-from ergon_framework.core.limits import QuotaUsage
+from ergon_framework.core.quota import QuotaUsage
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import ClaimState, LetterStatus
 from ergon_framework.testing.suites.framework import Check, expect, register

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState, ProbeLease
-from ergon_framework.core.limits import QuotaWindow
+from ergon_framework.core.quota import QuotaWindow
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import (
     AttemptOutcome,

@@ -1,4 +1,4 @@
--- What queues allow, and limit keys of queues: so many at once, so many per second. The formula is that of ``core/limits.py``; a
+-- What queues allow, and limit keys of queues: so many at once, so many per second. The formula is that of ``core/quota.py``; a
 -- test compares the two.
 
 local function open_limits()
@@ -11,7 +11,7 @@ end
 
 local function tokens(gate)
   local latest = now + gate.burst / gate.rate
-  if gate.full_at > latest then -- the clock was set back since: Bucket.healed in core/limits.py
+  if gate.full_at > latest then -- the clock was set back since: Bucket.healed in core/quota.py
     gate.full_at, gate.is_used = latest, true
   end
   local missing = max(0, until_full(gate)) * gate.rate

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ergon_framework.core.circuit_breaker import Vote
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.guard import (
+from ergon_framework.core.provider_call import (
     Guard,
     GuardAction,
     GuardEnd,
