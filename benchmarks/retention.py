@@ -27,9 +27,10 @@ from jobs_parts.filled_store import database, without_indexes
 
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import Succeeded
-from ergon_framework.jobs.claims import Claim, Settler
+from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.newjob import new_id
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import ClaimedJob, FullJobStore, NewJob
 

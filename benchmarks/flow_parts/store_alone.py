@@ -12,10 +12,11 @@ from jobs_parts.processes import cpu_seconds
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import Succeeded
 from ergon_framework.jobs import JobClient
-from ergon_framework.jobs.claims import Claim, Settler
+from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.flow_client import flows_of
 from ergon_framework.jobs.flow_results import hand_over
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.ports.jobstore import Settlement
 from flow_parts.kinds import STEPS, Add
 

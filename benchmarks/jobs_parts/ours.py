@@ -16,8 +16,9 @@ from msgspec import structs
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.executor_protocol import Reply, Status
 from ergon_framework.jobs import JobClient
-from ergon_framework.jobs.claims import Claim, Settler
+from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.ports.jobstore import Settlement
 from jobs_parts import client
 

@@ -261,7 +261,8 @@ def test_a_line_is_written_as_one(stream: str) -> None:
             [sys.executable, "-c", text],
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
             check=True,
-            **{stream: theirs},
+            stdout=theirs.fileno() if stream == "stdout" else None,
+            stderr=theirs.fileno() if stream == "stderr" else None,
         )
         assert ours.recv(100) == b"ready zones.plant\n"
         assert ours.recv(100) == b"no end yet"

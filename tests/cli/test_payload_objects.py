@@ -18,10 +18,11 @@ from ergon_framework.app.jobs import job_settings
 from ergon_framework.cli import invoke
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Failed, JobStatus, Succeeded
-from ergon_framework.jobs.claims import Claim, Settler
+from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.payload_codec import object_of
 from ergon_framework.jobs.payload_codec_store import codec_of
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.ports.jobstore import FullJobStore, Search
 from tests import fork_server
 from tests.app.workplace import Workplace

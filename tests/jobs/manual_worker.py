@@ -9,8 +9,9 @@ import msgspec
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, Succeeded
-from ergon_framework.jobs.claims import Claim, Settler
+from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.ports.jobstore import ClaimedJob, JobStore, Subscription
 
 SETTINGS = JobsSettings(max_attempts=2)

@@ -22,11 +22,12 @@ from ergon_framework.errors import DuplicateJobError, PayloadObjectError
 from ergon_framework.executor import Registry
 from ergon_framework.jobs import archiver, object_sweep, payload_codec_store
 from ergon_framework.jobs.archive_files import JobArchive
-from ergon_framework.jobs.claims import Claim, Settler
+from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.payload_codec import names_object, object_of
 from ergon_framework.jobs.payload_objects import ObjectName, PayloadObjects
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.why import explain_job
 from ergon_framework.ports.jobstore import FullJobStore, Search

@@ -11,10 +11,11 @@ import pytest
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, Succeeded
-from ergon_framework.jobs.claims import Claim, Settler
+from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.fresh_results import MAX_RESULT, FreshResults
 from ergon_framework.jobs.payload_codec_store import results_reader
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.memory.flows import MemoryFlows
 from ergon_framework.ports.flow import step_id

@@ -17,8 +17,8 @@ from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import JobStatus, LeaseExpired, Transition
 from ergon_framework.jobs.child_process import ChildProcess
-from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.settings import ExecutorSettings
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.jobs.watchdog import Watchdog

@@ -9,9 +9,9 @@ import pytest
 from ergon_framework.connector.jobs import JobsConnector
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.jobs.store_thread import StoreThread
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import WorkerRecord

@@ -12,10 +12,10 @@ from ergon_framework.app.jobs import JobSetup
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings, Slice, schedule_of
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.jobs.store_thread import StoreThread
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.worker import BurstEnd, WorkerTiming

@@ -15,9 +15,9 @@ from ergon_framework.errors import (
     StoreReadOnlyError,
     StoreUnavailableError,
 )
-from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.maintenance import PRUNE_INTERVAL, Maintenance
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.jobs.store_thread import StoreThread
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import LeaseRenewal, WorkerRecord

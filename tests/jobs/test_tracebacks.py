@@ -15,9 +15,9 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import JobFailedError
 from ergon_framework.executor import outcomes
 from ergon_framework.executor.outcomes import MAX_TRACEBACK, traceback_of
-from ergon_framework.jobs.claims import MAX_MESSAGE
 from ergon_framework.jobs.results import result_of
 from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
+from ergon_framework.jobs.settlement import MAX_MESSAGE
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.why import explain_job
 from ergon_framework.ports.jobstore import Job
@@ -146,7 +146,7 @@ def test_the_last_output_is_kept_only_where_a_setting_says_so(tmp_path: Path) ->
 
 def test_what_an_executor_sends_cannot_steer_a_terminal() -> None:
     """Nor forge a line, nor be longer than a history has room for."""
-    from ergon_framework.jobs.claims import Settler
+    from ergon_framework.jobs.settlement import Settler
     from ergon_framework.jobs.stores.memory import MemoryJobStore
     from tests.jobs.manual_worker import Hand
 

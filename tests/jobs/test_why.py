@@ -21,9 +21,9 @@ from ergon_framework.core.job import (
     Unread,
 )
 from ergon_framework.core.rfc3339 import format_rfc3339
-from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.jobs.why import Starters, explain_job, token_of

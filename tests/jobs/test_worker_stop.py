@@ -12,8 +12,8 @@ import pytest
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import JobStatus, LeaseExpired
 from ergon_framework.errors import JobError, StoreUnavailableError
-from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.worker import BurstEnd, WorkerTiming
 from ergon_framework.ports.jobstore import Job, Schedule, Search

@@ -77,7 +77,7 @@ def test_one_judge() -> None:
         f"core/{name}.py"
         for name in (
             "drain",
-            "guard",
+            "provider_call",
             "job",
             "transaction_lifecycle",
             "loop",

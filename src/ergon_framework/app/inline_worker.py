@@ -64,23 +64,18 @@ from ergon_framework.executor.batch import Answer, JobBatch
 from ergon_framework.executor.hooks import HookRunner, HookStep
 from ergon_framework.executor.invocation import CUT_OFF, Invocation
 from ergon_framework.executor.registry import Handler, Registry
-from ergon_framework.jobs.claims import (
-    Claim,
-    Settler,
-    decode_claims,
-    notice_fields,
-    progress_record,
-    silence_of,
-)
+from ergon_framework.jobs.claims import Claim, decode_claims, progress_record, silence_of
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_notices import flow_notices
 from ergon_framework.jobs.flow_results import MAX_ARGUMENTS, hand_over
+from ergon_framework.jobs.leases import CHARGE_DELAY, ClaimLeases
 from ergon_framework.jobs.maintenance import PRUNE_BATCH
 from ergon_framework.jobs.payload_codec_store import codec_of, results_reader, with_codec
 from ergon_framework.jobs.pool import request_line
 from ergon_framework.jobs.rescue import Rescue
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
-from ergon_framework.jobs.store_thread import CHARGE_DELAY, ClaimLeases, executor_of
+from ergon_framework.jobs.settlement import Settler, notice_fields
+from ergon_framework.jobs.store_thread import executor_of
 from ergon_framework.jobs.totals import DrainTotals, outcome_of
 from ergon_framework.jobs.tracing import came_back
 from ergon_framework.jobs.worker import NOTICE_OF, WorkerReport, log_failure, version

@@ -13,7 +13,8 @@ Where to look first:
 - ``flows``, ``flow_client``, ``flow_results``, ``flow_why``: jobs that wait for one another;
   ``fresh_results``: what a worker need not read; ``flow_notices``: what is told of them;
   ``flow_mistakes``: what was written in the place of a step
-- ``worker``, ``store_thread``, ``claims``: the loop, the link to the store, how a claim is settled
+- ``worker``, ``store_thread``: the loop, and the link to the store; ``claims``, ``leases``: what
+  the worker holds, and for how long; ``settlement``: what becomes of a job
 - ``rescue``: what becomes of a dead worker's jobs
 - ``maintenance``, ``missing_executors``, ``missing_versions``: heartbeat, retention, cron;
   executors, handlers and versions that nobody has

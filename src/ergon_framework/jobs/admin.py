@@ -21,9 +21,9 @@ from ergon_framework.core.job import (
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import DuplicateJobError, JobStateError
 from ergon_framework.jobs.bulk import slices
-from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.flow_client import found_flow
 from ergon_framework.jobs.results import found
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.jobs.stores.erasure import is_erased
 from ergon_framework.ports.jobstore import CancelRequest, FullJobStore, Job, Search
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts

@@ -19,7 +19,7 @@ import msgspec
 from ergon_framework.core.job import CancelRequested, JobStatus, RescheduleRequested
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import JobError
-from ergon_framework.jobs.claims import Settler
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.ports.jobstore import CancelRequest, FullJobStore, Job, Search
 from ergon_framework.telemetry.notices import emit
 

@@ -39,7 +39,6 @@ from ergon_framework.jobs.change_requests import (
     due_instant,
     requeueing,
 )
-from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.editing import JobEdit, edit_and_requeue, latest_of
 from ergon_framework.jobs.finding import JobFilter, refuse_empty, search_of, whole_or_none
 from ergon_framework.jobs.flow_client import (
@@ -78,6 +77,7 @@ from ergon_framework.jobs.results import (
     wait_in_time,
 )
 from ergon_framework.jobs.schedule_client import ScheduleClient
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.jobs.tracing import describe_enqueue, enqueue_span, with_trace_context
 from ergon_framework.jobs.views import job_view
 from ergon_framework.lazy_exports import LateModule

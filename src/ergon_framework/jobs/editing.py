@@ -15,11 +15,11 @@ import msgspec
 from ergon_framework.core.job import EDITED, EditRequested, InvalidTransition
 from ergon_framework.errors import DuplicateJobError, JobStateError
 from ergon_framework.jobs.admin import MAX_CONFLICTS, key_holder, too_busy
-from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.newjob import new_id, new_job
 from ergon_framework.jobs.payload_codec import PayloadCodec, encoding_of
 from ergon_framework.jobs.payload_codec_store import decoded_job, loaded_job
 from ergon_framework.jobs.results import found
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.jobs.stores.erasure import is_erased
 from ergon_framework.jobs.views import entries
 from ergon_framework.ports.job_options import Handlers

@@ -21,12 +21,12 @@ from ergon_framework.errors import (
     StoreReadOnlyError,
     StoreSchemaError,
 )
-from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.missing_executors import MissingExecutors
 from ergon_framework.jobs.missing_versions import MissingVersions
 from ergon_framework.jobs.rescue import Rescue, is_stall
 from ergon_framework.jobs.scheduler import MAX_SLICE, CronJobs, Slice, SlicedScheduler
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.jobs.totals import delete_ended, ended_record, gone_record
 from ergon_framework.ports.jobstore import FullJobStore, WorkerRecord
 from ergon_framework.storage.deadlines import CALL_BUDGET

@@ -22,8 +22,8 @@ from typing import Any
 
 from ergon_framework.core.job import ExecutorMissing, InvalidTransition, route
 from ergon_framework.core.text import duration, first_names
-from ergon_framework.jobs.claims import Settler, notice_fields
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.settlement import Settler, notice_fields
 from ergon_framework.ports.jobstore import FullJobStore, Named
 
 logger = logging.getLogger("ergon.jobs")

@@ -2,7 +2,7 @@
 
 ``with_codec`` puts it around a store where ``[jobs.codec]`` asks for it. It encodes arguments of
 what is added and decodes what is read. Workers decode the arguments of their claims, and encode
-results in their settlements: see ``claims``. What cannot be decoded is left as it is: whoever only
+results in their settlements (``settlement``). What cannot be decoded is left as it is: whoever only
 asks for the state of a job needs no key. What is in an object store is left there, since many
 callers read many jobs, or one again and again: ``loaded_job`` fetches it.
 

@@ -40,7 +40,7 @@ from ergon_framework.core.process_restart import StartGate
 from ergon_framework.core.text import indented
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.jobs.child_process import ChildProcess, executor_environment
-from ergon_framework.jobs.claims import Claim, Settler, progress_record
+from ergon_framework.jobs.claims import Claim, progress_record
 from ergon_framework.jobs.event_loop import EventLoop
 from ergon_framework.jobs.executor_process import (
     CONFUSED_AFTER,
@@ -51,6 +51,7 @@ from ergon_framework.jobs.executor_process import (
     with_reason,
 )
 from ergon_framework.jobs.settings import MAX_IN_FLIGHT, ExecutorSettings
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.jobs.tracing import request_carrier
 from ergon_framework.jobs.watchdog import Watchdog
 from ergon_framework.ports.dice import roll

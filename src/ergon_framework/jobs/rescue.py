@@ -40,9 +40,9 @@ from contextlib import suppress
 from typing import Any
 
 from ergon_framework.core.job import InvalidTransition, JobStatus, LeaseExpired
-from ergon_framework.jobs.claims import Settler, notice_fields
 from ergon_framework.jobs.flow_notices import flow_notices
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.settlement import Settler, notice_fields
 from ergon_framework.ports.jobstore import FullJobStore, Job, Settlement, WorkerRecord
 from ergon_framework.storage.failpoints import declare, failpoint
 

@@ -23,7 +23,8 @@ from ergon_framework.core.job import (
     Released,
     Unread,
 )
-from ergon_framework.jobs.claims import Claim, Settler
+from ergon_framework.jobs.claims import Claim
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.telemetry.conventions import messaging_attributes
 from ergon_framework.telemetry.tracing import (

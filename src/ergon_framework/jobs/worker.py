@@ -31,7 +31,7 @@ from ergon_framework.errors import (
     ExecutorError,
     StoreError,
 )
-from ergon_framework.jobs.claims import Claim, Settler, notice_fields
+from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.event_loop import EventLoop
 from ergon_framework.jobs.executor_process import CONFUSED_AFTER
 from ergon_framework.jobs.maintenance import Maintenance
@@ -41,6 +41,7 @@ from ergon_framework.jobs.payload_threads import PayloadThreads
 from ergon_framework.jobs.pool import ExecutorPool, allow_descriptors, checked
 from ergon_framework.jobs.scheduler import MAX_SLICE, CronJobs
 from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
+from ergon_framework.jobs.settlement import Settler, notice_fields
 from ergon_framework.jobs.store_thread import StoreThread, executor_of
 from ergon_framework.jobs.totals import WorkerTotals, outcome_of
 from ergon_framework.jobs.tracing import came_back

@@ -12,11 +12,12 @@ import pytest
 from ergon_framework.core.job import JobStatus, LeaseExpired, Succeeded
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.async_client import AsyncJobClient
-from ergon_framework.jobs.claims import Claim, Settler
+from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flows import FlowPlanner
 from ergon_framework.jobs.newjob import new_job
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.ports.jobstore import ClaimedJob, Search, Settlement, Topic
 from ergon_framework.testing.suites.drivers import HandClock

@@ -20,9 +20,10 @@ from typing import Any
 
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import LeaseExpired, Succeeded
-from ergon_framework.jobs.claims import Claim, Settler
+from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import Job, Search, Settlement
 

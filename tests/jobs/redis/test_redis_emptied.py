@@ -9,10 +9,10 @@ import pytest
 import redis
 
 from ergon_framework.app.jobs import JobSetup
-from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.settlement import Settler
 from ergon_framework.ports.jobstore import WorkerRecord
 from ergon_framework.testing.suites.drivers import HandClock
 from tests.jobs.redis.conftest import Open

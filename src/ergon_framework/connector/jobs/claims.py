@@ -26,20 +26,16 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, HeldBack, Released
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreError, StoreUnavailableError, describe
-from ergon_framework.jobs.claims import (
-    Claim,
-    Settler,
-    decode_claims,
-    notice_fields,
-    progress_record,
-)
+from ergon_framework.jobs.claims import Claim, decode_claims, progress_record
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_notices import flow_notices
 from ergon_framework.jobs.flow_results import MAX_ARGUMENTS, hand_over
+from ergon_framework.jobs.leases import MAX_PROGRESS
 from ergon_framework.jobs.maintenance import ClockWatch, Maintenance
 from ergon_framework.jobs.payload_codec_store import results_reader
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.store_thread import MAX_PROGRESS, PROGRESS_INTERVAL
+from ergon_framework.jobs.settlement import Settler, notice_fields
+from ergon_framework.jobs.store_thread import PROGRESS_INTERVAL
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.jobs.worker import NOTICE_OF, version
 from ergon_framework.ports.jobstore import (

@@ -25,9 +25,10 @@ from ergon_framework.errors import (
     SettingsError,
     WiringError,
 )
-from ergon_framework.jobs.claims import MAX_CODE, MAX_MESSAGE, Claim, Settler
+from ergon_framework.jobs.claims import Claim
+from ergon_framework.jobs.leases import CHARGE_DELAY, ClaimLeases
 from ergon_framework.jobs.settings import JobsSettings, QueueSettings
-from ergon_framework.jobs.store_thread import CHARGE_DELAY, ClaimLeases
+from ergon_framework.jobs.settlement import MAX_CODE, MAX_MESSAGE, Settler
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import ClaimedJob, NewJob
 
