@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.circuit_breaker import CircuitState, Permit, Vote
-from ergon_framework.core.limits import QuotaWindow
+from ergon_framework.core.quota import QuotaWindow
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore, QuotaGrant
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderDependencyError
