@@ -187,6 +187,10 @@ def test_the_audit_log(place: Place) -> None:
     assert len(rows) == 4
     assert client.get("/console/audit?actor=nobody&format=json").json()["items"] == []
     assert client.get("/console/audit?cursor=x").status_code == 422
+    later = client.get("/console/audit?since=2100-01-01T00:00:00Z")
+    assert "No entry matches" in later.text
+    assert 'value="2100-01-01T00:00:00Z"' in later.text
+    assert "write it like 2026" in client.get("/console/audit?since=soon").text
     assert 'href="/console/audit"' in page
 
 
@@ -211,6 +215,7 @@ def test_what_cannot_be_told_is_not_done(place: Place) -> None:
     assert answer.status_code == 503
     assert "nothing was done" in answer.text
     assert client.get("/console/jobs/d0?payloads=true").status_code == 503
+    assert "audit log cannot be read" in client.get("/console/audit").text
     with place.jobs() as jobs:
         assert jobs.status("d0") == "failed"
 

@@ -81,6 +81,13 @@ def statuses(incomplete: str) -> Offered:
     return [(each.value, "") for each in JobStatus if each.value.startswith(incomplete)]
 
 
+def audited_actions(incomplete: str) -> Offered:
+    """What the audit log tells of."""
+    from ergon_framework.web.audit import AUDITED
+
+    return [(each, "") for each in AUDITED if each.startswith(incomplete)]
+
+
 def task_names(context: typer.Context, incomplete: str) -> Offered:
     """The tasks of the settings."""
     return _chosen(incomplete, lambda: [(name, "task") for name in _settings(context)["tasks"]])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ergon_framework.cli import job_filters, jobs_bulk, worker
+from ergon_framework.cli import audit, job_filters, jobs_bulk, worker
 from ergon_framework.cli.job_client import (
     JobId,
     StoreUrl,
@@ -132,6 +132,7 @@ app.command()(jobs_bulk.requeue)
 app.command()(jobs_bulk.reschedule)
 app.command()(jobs_bulk.delete)
 app.command()(worker.workers)
+app.command()(audit.audit)
 
 
 @app.command()

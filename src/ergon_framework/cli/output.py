@@ -262,10 +262,12 @@ def _show_plain(lines: Sequence[Sequence[str]]) -> None:
 
 _GOOD, _BUSY, _UNSURE, _BAD, _OVER = "green", "cyan", "yellow", "bold red", "dim"
 _STATES = {
-    **dict.fromkeys(("completed", "succeeded", "ok", "running", "settled"), _GOOD),
+    **dict.fromkeys(("completed", "succeeded", "done", "ok", "running", "settled"), _GOOD),
     **dict.fromkeys(("active",), _BUSY),
-    **dict.fromkeys(("retrying", "note", "stopping", "released"), _UNSURE),
-    **dict.fromkeys(("failed", "timed_out", "aborted", "bad", "silent", "quarantined"), _BAD),
+    **dict.fromkeys(("retrying", "note", "stopping", "released", "begun", "unknown"), _UNSURE),
+    **dict.fromkeys(
+        ("failed", "refused", "timed_out", "aborted", "bad", "silent", "quarantined"), _BAD
+    ),
     **dict.fromkeys(("cancelled", "discarded"), _OVER),
 }
 _COLOURS: Mapping[str, Mapping[str, str]] = {

@@ -16,14 +16,17 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from ergon_framework.app.settings.sections import Settings
 from ergon_framework.core.text import counted
 from ergon_framework.errors import ErgonError, StoreError
+from ergon_framework.jobs.views import moment
 from ergon_framework.storage.secure_files import prepare_database
+
+if TYPE_CHECKING:
+    from ergon_framework.app.settings.sections import Settings
 
 logger = logging.getLogger("ergon.web.audit")
 logger.setLevel(logging.INFO)  # whatever the level of all others: who did what is always told
@@ -39,6 +42,12 @@ MOST_LOOKS = 10_000
 BUSY_TIMEOUT = 5.0
 LOOK = "look"
 """What the log calls looking at arguments, results or payloads."""
+EDIT = "edit"
+"""What it calls sending a job back with other arguments."""
+PAUSE, RESUME, FIRE = "pause-queue", "resume-queue", "fire-schedule"
+"""The same for what is done to a queue or a schedule."""
+AUDITED = ("requeue", "retry", "cancel", "delete", EDIT, LOOK, PAUSE, RESUME, FIRE)
+"""Everything that the log tells of, in the order in which people choose from it."""
 _COLUMNS = "id, at, actor, action, target, outcome, number, detail"
 _TABLE = """
 CREATE TABLE IF NOT EXISTS audit (
@@ -87,6 +96,7 @@ class AuditSearch(msgspec.Struct, frozen=True, kw_only=True):
     actor: str | None = None
     action: str | None = None
     target: str | None = None
+    since: float | None = None
     below: int | None = None
 
 
@@ -160,17 +170,17 @@ class AuditLog:
 
     def find(self, search: AuditSearch, limit: int) -> list[AuditEntry]:
         """Entries that match, the newest first."""
-        given = {name: getattr(search, name) for name in ("actor", "action", "target")}
-        filters = {f"{name} = ?": value for name, value in given.items() if value is not None}
-        if search.below is not None:
-            filters["id < ?"] = search.below
-        where = f" WHERE {' AND '.join(filters)}" if filters else ""
-        statement = f"SELECT {_COLUMNS} FROM audit{where} ORDER BY id DESC LIMIT ?"  # noqa: S608 - names of ours
-        if self.path is not None and not self.path.exists():
-            return []  # nothing was done yet, and looking makes no file
-        with self._writing() as connection:
-            rows = connection.execute(statement, (*filters.values(), limit)).fetchall()
-        return [AuditEntry(*row) for row in rows]
+        if self._memory is None:
+            path = self.path or Path(FILE)
+            try:
+                return read_entries(path, search, limit)
+            except (sqlite3.Error, OSError) as error:
+                logger.error("the audit log %s: %s", path, error)  # noqa: TRY400 - one line
+                raise AuditError(
+                    "the audit log cannot be read", remedy="the log of the server says why"
+                ) from error
+        with self._lock:
+            return _found(self._memory, search, limit)
 
     def _end(self, entry: int, outcome: AuditOutcome, number: int | None, why: str | None) -> None:
         statement = (
@@ -212,10 +222,51 @@ class AuditLog:
         return connection
 
 
-def audit_of(settings: Settings) -> AuditLog:
-    """The log of a server with these settings: beside their file, unless they name another."""
+def read_entries(path: Path, search: AuditSearch, limit: int) -> list[AuditEntry]:
+    """Entries of a file that match, the newest first; raises what SQLite or the disk says.
+
+    Reading makes no file, and needs no right to write. Where there is none, nothing was done yet.
+    """
+    if not path.exists() or not path.stat().st_size:
+        return []
+    place = f"{path.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(place, timeout=BUSY_TIMEOUT, uri=True)) as connection:
+        return _found(connection, search, limit)
+
+
+def _found(connection: sqlite3.Connection, search: AuditSearch, limit: int) -> list[AuditEntry]:
+    filters = {
+        f"{name} = ?": value
+        for name in ("actor", "action", "target")
+        if (value := getattr(search, name)) is not None
+    }
+    if search.since is not None:
+        filters["at >= ?"] = search.since
+    if search.below is not None:
+        filters["id < ?"] = search.below
+    where = f" WHERE {' AND '.join(filters)}" if filters else ""
+    statement = f"SELECT {_COLUMNS} FROM audit{where} ORDER BY id DESC LIMIT ?"  # noqa: S608 - names of ours
+    rows = connection.execute(statement, (*filters.values(), limit)).fetchall()
+    return [AuditEntry(*row) for row in rows]
+
+
+def entry_view(entry: AuditEntry) -> dict[str, Any]:
+    """An entry as programs get it."""
+    return {**msgspec.structs.asdict(entry), "at": moment(entry.at)}
+
+
+def audit_file(settings: Settings) -> Path | None:
+    """The file of the log: beside the settings, unless they name another.
+
+    None where a server keeps it in its memory.
+    """
     named = settings.server.audit
     if named == "none" or (named is None and settings.file is None):
-        return AuditLog()
+        return None
     base = Path() if settings.file is None else settings.file.absolute().parent
-    return AuditLog(base / (named or FILE))
+    return base / (named or FILE)
+
+
+def audit_of(settings: Settings) -> AuditLog:
+    """The log of a server with these settings."""
+    return AuditLog(audit_file(settings))

@@ -14,6 +14,7 @@ from ergon_framework.jobs.editing import JobEdit
 from ergon_framework.ports.job_fields import name
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.telemetry.notices import emit
+from ergon_framework.web.audit import EDIT, FIRE, PAUSE, RESUME
 from ergon_framework.web.backend_pool import BackendPool, NoAnswerInTimeError
 from ergon_framework.web.job_routes import JobsParams, search_for
 from ergon_framework.web.responses import (
@@ -24,10 +25,6 @@ from ergon_framework.web.responses import (
 
 MOST_AT_ONCE = 10_000
 """Jobs that one request changes: it has its time. The same request goes on with the rest."""
-EDIT = "edit"
-"""What the audit log calls sending a job back with other arguments."""
-PAUSE, RESUME, FIRE = "pause-queue", "resume-queue", "fire-schedule"
-"""The same for what is done to a queue or a schedule."""
 T = TypeVar("T")
 
 

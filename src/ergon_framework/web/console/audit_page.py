@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 from starlette.datastructures import QueryParams as Given
 
+from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.jobs.views import moment
-from ergon_framework.web.audit import AuditEntry, AuditLog, AuditOutcome, AuditSearch
+from ergon_framework.web.audit import AuditLog, AuditOutcome, AuditSearch, entry_view
 from ergon_framework.web.console.formatting import Chip
 from ergon_framework.web.job_routes import Place
-from ergon_framework.web.responses import cursor_place, cursor_text, page
+from ergon_framework.web.responses import InvalidParameterError, cursor_place, cursor_text, page
 
 AUDIT_COLUMNS = ("id", "at", "actor", "action", "target", "outcome", "number", "detail")
 _CHIPS = {
@@ -27,7 +28,17 @@ def audit_search(given: Given) -> AuditSearch:
     wanted = {name: given[name].strip() for name in ("actor", "action", "target") if name in given}
     cursor = given.get("cursor") or None
     below = None if cursor is None else cursor_place(cursor, Place)
-    return AuditSearch(**{name: text or None for name, text in wanted.items()}, below=below)
+    since = _instant(given.get("since", "").strip())
+    found = {name: text or None for name, text in wanted.items()}
+    return AuditSearch(**found, since=since, below=below)
+
+
+def _instant(text: str) -> float | None:
+    try:
+        return parse_rfc3339(text) if text else None
+    except ValueError as error:
+        remedy = "write it like 2026-01-31T00:00:00Z"
+        raise InvalidParameterError("since", str(error), remedy) from None
 
 
 def audit_document(log: AuditLog, search: AuditSearch, limit: int) -> dict[str, Any]:
@@ -38,10 +49,12 @@ def audit_document(log: AuditLog, search: AuditSearch, limit: int) -> dict[str, 
     wanted = {
         name: text
         for name, text in msgspec.structs.asdict(search).items()
-        if text is not None and name != "below"
+        if text is not None and name not in ("since", "below")
     }
+    if search.since is not None:
+        wanted["since"] = moment(search.since)
     return {
-        **page([_view(each) for each in shown], following),
+        **page([entry_view(each) for each in shown], following),
         "filter": wanted,
         "is_kept": log.path is not None,
     }
@@ -50,7 +63,3 @@ def audit_document(log: AuditLog, search: AuditSearch, limit: int) -> dict[str, 
 def outcome_chip(outcome: str) -> Chip:
     """What came of it."""
     return _CHIPS[AuditOutcome(outcome)]
-
-
-def _view(entry: AuditEntry) -> dict[str, Any]:
-    return {**msgspec.structs.asdict(entry), "at": moment(entry.at)}

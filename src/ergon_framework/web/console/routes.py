@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse
 
 from ergon_framework.errors import ErgonError, JobError, JobNotFoundError
 from ergon_framework.jobs.newjob import new_id
-from ergon_framework.web.audit import LOOK
+from ergon_framework.web.audit import AUDITED, EDIT, FIRE, PAUSE, RESUME
 from ergon_framework.web.audit import logger as audit
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import JobBackend
@@ -72,11 +72,7 @@ from ergon_framework.web.console.work_pages import (
 )
 from ergon_framework.web.job_actions import (
     ACTIONS,
-    EDIT,
-    FIRE,
     MOST_AT_ONCE,
-    PAUSE,
-    RESUME,
     Action,
     actions_for,
     actions_for_all,
@@ -448,8 +444,7 @@ class Console:
         question = partial(audit_document, self._pool.audit, search, limit)
         # Beside the loop, as a file that is locked makes one wait.
         found = await asyncio.to_thread(question)
-        known = (*ACTIONS, EDIT, LOOK, PAUSE, RESUME, FIRE)
-        extra = {"known": known, "outcome_chip": outcome_chip, "following": None}
+        extra = {"known": AUDITED, "outcome_chip": outcome_chip, "following": None}
         if found["next_cursor"] is not None:
             extra["following"] = address_with(request, cursor=found["next_cursor"])
         return View("audit.html", "Audit log", found, found["items"], AUDIT_COLUMNS, extra)
