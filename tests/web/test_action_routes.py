@@ -39,8 +39,23 @@ class Api:
         plan = server_plan(server, backends_of(settings_in(folder)), tokens, sessions=self.sessions)
         self.app = build_app(plan)
 
+    def get(self, path: str, token: str = ADA) -> httpx.Response:
+        """What is at a path of the server."""
+
+        async def go() -> httpx.Response:
+            transport = httpx.ASGITransport(self.app, client=HERE)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as one:
+                return await one.get(path, headers={"authorization": f"Bearer {token}"})
+
+        return asyncio.run(go())
+
     def post(
-        self, path: str, body: Any = None, token: str | None = ADA, **headers: str
+        self,
+        path: str,
+        body: Any = None,
+        token: str | None = ADA,
+        at: str = "/api/v1/jobs",
+        **headers: str,
     ) -> httpx.Response:
         """One request with a body of JSON."""
         if token is not None:
@@ -51,7 +66,7 @@ class Api:
         async def go() -> httpx.Response:
             transport = httpx.ASGITransport(self.app, client=HERE)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as one:
-                return await one.post(f"/api/v1/jobs{path}", content=content, headers=headers)
+                return await one.post(f"{at}{path}", content=content, headers=headers)
 
         return asyncio.run(go())
 

@@ -74,6 +74,28 @@ def test_everything_that_it_can(url: str) -> None:
     assert ADA not in repr(client)
 
 
+def test_flows(place: Path, url: str) -> None:
+    """Looking at flows, and deciding about one."""
+    with JobClient(f"sqlite:///{place}/work.db") as jobs:
+        parts = (jobs.wait_for_signal("approved"), "ship")
+        made = jobs.chain(*parts, name="order").enqueue()
+    client = ApiClient(url, ADA)
+    [found] = client.flows(status=["running"])
+    assert (found.id, found.name, found.steps, found.why) == (made, "order", 2, [])
+    assert client.flow(made).signals == ["approved"]
+    sent = client.signal_flow(made, "approved", {"by": "Ada"}, reason="by phone")
+    assert (sent.id, sent.action, sent.status) == (made, "signal", "running")
+    assert client.cancel_flow(made).status == "cancelled"
+    assert client.flow(made).actions == ["retry", "purge"]
+    assert client.retry_flow(made).status == "running"
+    with pytest.raises(ApiError, match="has nothing to skip") as caught:
+        client.skip_flow(made)
+    assert caught.value.status == 409
+    client.cancel_flow(made)
+    assert client.purge_flow(made).status == "purged"
+    assert client.flows() == []
+
+
 def test_what_does_not_answer() -> None:
     """A port where nobody listens, and an address that is none."""
     with socket.socket() as taken:

@@ -39,6 +39,8 @@ PATHS = [
     "/api/v1/boundary/{zone}/quarantine",
     "/api/v1/dead-letters",
     "/api/v1/dead-letters/{letter_id}",
+    "/api/v1/flows",
+    "/api/v1/flows/{flow_id}",
     "/api/v1/jobs",
     "/api/v1/jobs/{job_id}",
     "/api/v1/jobs/{job_id}/why",
@@ -47,6 +49,10 @@ PATHS = [
     "/api/v1/workers",
 ]
 ACTIONS = [
+    *(
+        f"/api/v1/flows/{{flow_id}}/{name}"
+        for name in ("cancel", "purge", "retry", "signal", "skip")
+    ),
     "/api/v1/jobs/bulk",
     "/api/v1/jobs/{job_id}/cancel",
     "/api/v1/jobs/{job_id}/delete",

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from schemathesis import GenerationMode
 
 from ergon_framework.web.application import create_app
-from tests.web.content import fill_calls, fill_jobs, fill_zone, settings_in
+from tests.web.content import fill_calls, fill_flow, fill_jobs, fill_zone, settings_in
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,6 +22,7 @@ pytestmark = [
 
 LISTS = [
     "/api/v1/jobs",
+    "/api/v1/flows",
     "/api/v1/queues",
     "/api/v1/schedules",
     "/api/v1/workers",
@@ -29,12 +30,14 @@ LISTS = [
     "/api/v1/boundary",
 ]
 ITEMS = ["/api/v1/jobs/{job_id}", "/api/v1/jobs/{job_id}/why", "/api/v1/dead-letters/{letter_id}"]
+FLOW = "/api/v1/flows/{flow_id}"
 ACTIONS = [
     "/api/v1/jobs/bulk",
     *(
         f"/api/v1/jobs/{{job_id}}/{name}"
         for name in ("requeue", "retry", "cancel", "delete", "edit-and-requeue")
     ),
+    *(f"{FLOW}/{name}" for name in ("retry", "skip", "cancel", "purge", "signal")),
 ]
 PROBES = ["/live", "/ready", "/health/live", "/health/ready", "/metrics"]
 SUMMARY = "/api/v1/provider-health/summary"
@@ -46,6 +49,7 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The document of a server with something in every store."""
     place = tmp_path_factory.mktemp("place")
     fill_jobs(place, waiting=5, dead=2)
+    fill_flow(place)
     fill_calls(f"sqlite:///{place}/work.db", ["c0", "c1"])
     fill_zone(place)
     return published(place)
@@ -96,10 +100,10 @@ def whole(case: Any) -> Any:
     ("path", "mode"),
     [
         *((path, mode) for path in [*LISTS, SUMMARY] for mode in GenerationMode),
-        *((path, GenerationMode.POSITIVE) for path in [*PROBES, *ITEMS, *ZONES]),
+        *((path, GenerationMode.POSITIVE) for path in [*PROBES, *ITEMS, FLOW, *ZONES]),
         *(
             pytest.param(path, GenerationMode.NEGATIVE, marks=pytest.mark.campaign)
-            for path in [*ITEMS, *ZONES]
+            for path in [*ITEMS, FLOW, *ZONES]
         ),
     ],
 )
@@ -125,7 +129,7 @@ def test_every_operation_is_asked(schema: Any) -> None:
         for path, item in schema.raw_schema["paths"].items()
         for method in item
     }
-    asked = {(path, "GET") for path in [*PROBES, *LISTS, *ITEMS, *ZONES, SUMMARY]}
+    asked = {(path, "GET") for path in [*PROBES, *LISTS, *ITEMS, FLOW, *ZONES, SUMMARY]}
     assert found == asked | {(path, "POST") for path in ACTIONS}
 
 
@@ -133,7 +137,8 @@ def test_every_operation_is_asked(schema: Any) -> None:
     ("path", "name", "status"),
     [
         *((path, "d0", 200) for path in ITEMS),
-        *((path, "nope", 404) for path in ITEMS),
+        *((path, "nope", 404) for path in [*ITEMS, FLOW]),
+        (FLOW, "album", 200),
         ("/api/v1/dead-letters/{letter_id}", "c0", 200),
         *((path, "plant-a", 200) for path in ZONES),
         *((path, "nowhere", 404) for path in ZONES),

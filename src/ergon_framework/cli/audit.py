@@ -36,7 +36,7 @@ def audit(
             "--target",
             "--job",
             metavar="ID",
-            help="Only what was done to this job.",
+            help="Only what was done to this job or flow.",
             autocompletion=completion.job_ids,
         ),
     ] = None,

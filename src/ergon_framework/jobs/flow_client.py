@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -257,8 +258,14 @@ def steps_of(store: FullJobStore, flow_id: str, limit: int | None = None) -> Ite
     yield from reversed(list(store.search(Search(flow=str(flow_id)), limit)))
 
 
-def decide(store: FullJobStore, flow_id: str, event: FlowEvent) -> Flow:
-    """Cancel, retry or skip; raises JobStateError where the flow is not in a state for it."""
+def decide(
+    store: FullJobStore, flow_id: str, event: FlowEvent, *, seconds: float = math.inf
+) -> Flow:
+    """Cancel, retry or skip; raises JobStateError where the flow is not in a state for it.
+
+    Steps that are not done after so many ``seconds`` are left to workers.
+    """
+    until = time.monotonic() + seconds
     flows = flows_of(store)
     if not isinstance(event, CancelFlow):
         _refuse_erased(store, str(flow_id), is_skip=isinstance(event, SkipFailed))
@@ -275,7 +282,7 @@ def decide(store: FullJobStore, flow_id: str, event: FlowEvent) -> Flow:
         ) from error
     # Workers would do the rest, too: they may be few, busy or away.
     is_swept = False
-    while flows.sweep(changed.id):
+    while time.monotonic() < until and flows.sweep(changed.id):
         is_swept = True
     return found_flow(store, flow_id) if is_swept else changed
 
@@ -296,15 +303,20 @@ def _refuse_erased(store: FullJobStore, flow_id: str, *, is_skip: bool) -> None:
     )
 
 
-def purge_flow(store: FullJobStore, flow_id: str) -> None:
-    """Delete a flow that has ended, with its steps; in slices, as retention does."""
+def purge_flow(store: FullJobStore, flow_id: str, *, seconds: float = math.inf) -> None:
+    """Delete a flow that has ended, with its steps; in slices, as retention does.
+
+    Retention deletes what is left of it after so many ``seconds``.
+    """
+    until = time.monotonic() + seconds
     flows = flows_of(store)
     with hints_for(store):
         flows.purge(str(flow_id))
     # Not by a prune, which would also delete what others keep until it is archived.
     while (flow := flows.find(str(flow_id))) is not None:
         while flows.delete(flow, PURGED_AT_ONCE):
-            pass
+            if time.monotonic() >= until:
+                return
         if not flow.status.is_final:
             return  # somebody brought it back meanwhile
 

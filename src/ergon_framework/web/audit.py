@@ -46,7 +46,15 @@ EDIT = "edit"
 """What it calls sending a job back with other arguments."""
 PAUSE, RESUME, FIRE = "pause-queue", "resume-queue", "fire-schedule"
 """The same for what is done to a queue or a schedule."""
-AUDITED = ("requeue", "retry", "cancel", "delete", EDIT, LOOK, PAUSE, RESUME, FIRE)
+RETRY_FLOW, SKIP_FLOW, CANCEL_FLOW = "retry-flow", "skip-flow", "cancel-flow"
+PURGE_FLOW, SIGNAL_FLOW = "purge-flow", "signal-flow"
+OF_FLOWS = (RETRY_FLOW, SKIP_FLOW, CANCEL_FLOW, PURGE_FLOW, SIGNAL_FLOW)
+"""The same for what is done to a flow, whose id is the target."""
+AUDITED = (
+    *("requeue", "retry", "cancel", "delete", EDIT, LOOK),
+    *(PAUSE, RESUME, FIRE),
+    *OF_FLOWS,
+)
 """Everything that the log tells of, in the order in which people choose from it."""
 _COLUMNS = "id, at, actor, action, target, outcome, number, detail"
 _TABLE = """
@@ -84,7 +92,7 @@ class AuditEntry(msgspec.Struct, frozen=True):
     at: float
     actor: str
     action: str
-    target: str  # the id of a job; empty for many
+    target: str  # the id of a job or a flow; empty for many jobs
     outcome: str
     number: int | None  # of jobs that were changed
     detail: str  # how the jobs were chosen, the reason, or the code of a refusal
@@ -95,6 +103,7 @@ class AuditSearch(msgspec.Struct, frozen=True, kw_only=True):
 
     actor: str | None = None
     action: str | None = None
+    actions: tuple[str, ...] = ()  # one of these; none: all of them
     target: str | None = None
     since: float | None = None
     below: int | None = None
@@ -132,7 +141,8 @@ class AuditLog:
         self._end(entry, AuditOutcome.DONE, number, None)
         jobs = counted(number or 0, "job")
         if number is None:
-            jobs = f"the job {target!r}" if target else detail
+            kind = "flow" if action in OF_FLOWS else "job"
+            jobs = f"the {kind} {target!r}" if target else detail
         logger.info("%s: %s %s", actor, action, jobs)
         return done
 
@@ -240,13 +250,18 @@ def _found(connection: sqlite3.Connection, search: AuditSearch, limit: int) -> l
         for name in ("actor", "action", "target")
         if (value := getattr(search, name)) is not None
     }
+    more: list[str] = []
+    if search.actions:
+        more.append(f"action IN ({', '.join('?' * len(search.actions))})")
     if search.since is not None:
         filters["at >= ?"] = search.since
     if search.below is not None:
         filters["id < ?"] = search.below
-    where = f" WHERE {' AND '.join(filters)}" if filters else ""
+    conditions = [*filters, *more]
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     statement = f"SELECT {_COLUMNS} FROM audit{where} ORDER BY id DESC LIMIT ?"  # noqa: S608 - names of ours
-    rows = connection.execute(statement, (*filters.values(), limit)).fetchall()
+    values = (*filters.values(), *search.actions, limit)
+    rows = connection.execute(statement, values).fetchall()
     return [AuditEntry(*row) for row in rows]
 
 

@@ -82,7 +82,7 @@ class ApiQueue(msgspec.Struct, frozen=True):
 
 
 class ApiChange(msgspec.Struct, frozen=True):
-    """A job that was changed, and where it stands then."""
+    """A job or a flow that was changed, and where it stands then."""
 
     id: str
     action: str
@@ -106,6 +106,26 @@ class ApiBulk(msgspec.Struct, frozen=True):
     dry_run: bool
 
 
+class ApiFlow(msgspec.Struct, frozen=True):
+    """A flow; ``why``, ``actions`` and ``signals`` only where one flow was asked for."""
+
+    id: str
+    status: str
+    on_failure: str
+    steps: int
+    completed: int
+    failed: int
+    cancelled: int
+    unfinished: int
+    created_at: str
+    changed_at: str
+    name: str | None = None
+    purge_at: str | None = None
+    why: list[str] = []
+    actions: list[str] = []
+    signals: list[str] = []
+
+
 class _Problem(msgspec.Struct):
     code: str
     message: str
@@ -120,6 +140,11 @@ class _Jobs(msgspec.Struct):
 class _Queues(msgspec.Struct):
     items: list[ApiQueue]
     next_cursor: str | None
+
+
+class _Flows(msgspec.Struct):
+    items: list[ApiFlow]
+    is_all: bool
 
 
 class _Why(msgspec.Struct):
@@ -216,6 +241,14 @@ class ApiClient:
             if cursor is None:
                 return found
 
+    def flows(self, *, status: Sequence[str] = (), limit: int = 100) -> list[ApiFlow]:
+        """The newest flows, in one of these states or in any."""
+        return self._get("/flows", _Flows, status=status, limit=limit).items
+
+    def flow(self, flow_id: str) -> ApiFlow:
+        """One flow: how it stands, why, what can be done, and which signals it waits for."""
+        return self._get(f"/flows/{quote(flow_id)}", ApiFlow)
+
     # ---- changing -------------------------------------------------------------------------------
 
     def requeue(self, job_id: str, *, reason: str = "") -> ApiChange:
@@ -255,6 +288,29 @@ class ApiClient:
         }
         return self._post(f"/jobs/{quote(job_id)}/edit-and-requeue", body, ApiEdited)
 
+    def retry_flow(self, flow_id: str, *, reason: str = "") -> ApiChange:
+        """Try the steps of a flow again that failed or were cancelled."""
+        return self._act(flow_id, "retry", reason, "flows")
+
+    def skip_flow(self, flow_id: str, *, reason: str = "") -> ApiChange:
+        """Let a flow go on without the steps that failed."""
+        return self._act(flow_id, "skip", reason, "flows")
+
+    def cancel_flow(self, flow_id: str, *, reason: str = "") -> ApiChange:
+        """Cancel the steps of a flow that wait; those that run end by themselves."""
+        return self._act(flow_id, "cancel", reason, "flows")
+
+    def purge_flow(self, flow_id: str, *, reason: str = "") -> ApiChange:
+        """Delete a flow that has ended, with its steps, for good."""
+        return self._act(flow_id, "purge", reason, "flows")
+
+    def signal_flow(
+        self, flow_id: str, name: str, value: Any = None, *, reason: str = ""
+    ) -> ApiChange:
+        """Complete the step that waits for a signal; the value is its result."""
+        body = {"name": name, "value": value, "reason": reason}
+        return self._post(f"/flows/{quote(flow_id)}/signal", body, ApiChange)
+
     def bulk(
         self,
         action: str,
@@ -281,8 +337,8 @@ class ApiClient:
 
     # ---- inside ---------------------------------------------------------------------------------
 
-    def _act(self, job_id: str, action: str, reason: str) -> ApiChange:
-        return self._post(f"/jobs/{quote(job_id)}/{action}", {"reason": reason}, ApiChange)
+    def _act(self, unit: str, action: str, reason: str, kind: str = "jobs") -> ApiChange:
+        return self._post(f"/{kind}/{quote(unit)}/{action}", {"reason": reason}, ApiChange)
 
     def _get(self, path: str, kind: type[T], **query: Any) -> T:
         given = {name: value for name, value in query.items() if value not in (None, (), [])}

@@ -105,7 +105,7 @@ class JobActions:
     async def change_one(self, action: Action, job_id: str, actor: str, reason: str = "") -> str:
         """Do it to one job; the state it is in then, and ``deleted`` for one that is gone."""
         change = partial(_change, action, job_id, actor, checked_reason(reason))
-        return await self._recorded(actor, action.name, job_id, reason, change)
+        return await self.recorded(actor, action.name, job_id, reason, change)
 
     async def edit(self, job_id: str, edit: JobEdit, actor: str) -> EnqueuedJob:
         """Send a dead-lettered job back with other arguments; the id of the new job."""
@@ -116,7 +116,7 @@ class JobActions:
                 job_id, edit.args, edit.kwargs, by=actor, reason=why, new_id=name
             )
 
-        return await self._recorded(actor, EDIT, job_id, checked_reason(edit.reason), change)
+        return await self.recorded(actor, EDIT, job_id, checked_reason(edit.reason), change)
 
     async def pause(self, queue: str, actor: str, *, is_paused: bool) -> None:
         """Let no job of a queue be started, or let them be started again; what runs goes on."""
@@ -126,7 +126,7 @@ class JobActions:
             emit("queue.paused" if is_paused else "queue.resumed", queue=queue)
 
         action = PAUSE if is_paused else RESUME
-        await self._recorded(actor, action, "", f"the queue {queue!r}", change)
+        await self.recorded(actor, action, "", f"the queue {queue!r}", change)
 
     async def fire(self, schedule: str, actor: str) -> str:
         """Enqueue the job of a schedule now, beside its fires; the id of the job."""
@@ -134,7 +134,7 @@ class JobActions:
         def change(client: JobClient) -> str:
             return client.schedules.run(schedule).id
 
-        return await self._recorded(actor, FIRE, "", f"the schedule {schedule!r}", change)
+        return await self.recorded(actor, FIRE, "", f"the schedule {schedule!r}", change)
 
     async def count(self, search: Search) -> int:
         """How many jobs there are of a search; nothing is changed."""
@@ -162,11 +162,12 @@ class JobActions:
         """
         change = partial(_change_many, action, search, actor, checked_reason(reason), limit)
         detail = f"{chosen}: {reason}" if reason else chosen
-        return await self._recorded(actor, action.name, "", detail, change)
+        return await self.recorded(actor, action.name, "", detail, change)
 
-    async def _recorded(
+    async def recorded(
         self, actor: str, action: str, target: str, detail: str, change: Callable[[JobClient], T]
     ) -> T:
+        """Do something with an entry in the audit log before it; what it answers."""
         source, audit = self._pool.jobs(), self._pool.audit
 
         def do() -> T:

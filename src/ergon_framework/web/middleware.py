@@ -237,12 +237,14 @@ MAX_HEAD = 16 * 1024
 MAX_BODY = 64 * 1024
 """Bytes of a body; only forms of the console and posts to the API have one that is read."""
 MAX_EDIT_BODY = 2 * 1024 * 1024
-"""Bytes of a body with the arguments of a job."""
+"""Bytes of a body with the arguments of a job, or the value of a signal."""
 EDIT = "edit-and-requeue"
 """The last part of the path at which the API takes the arguments of a job."""
 EDIT_FORM = f"{CONSOLE}/edit/"
 """The path of a form with the arguments of a job."""
-JOBS_API = "/api/v1/jobs/"
+JOBS_API, FLOWS_API = "/api/v1/jobs/", "/api/v1/flows/"
+SIGNAL = "/signal"
+"""The last part of the path at which the API takes the value of a signal."""
 _METHODS = "GET, HEAD"
 
 
@@ -283,6 +285,7 @@ class RequestLimiter:
         if scope["method"] not in {"GET", "HEAD"} and not _may_change(scope):
             remedy = {
                 "remedy": "ask with GET or HEAD: what changes something is below /api/v1/jobs/"
+                " or /api/v1/flows/"
             }
             text = "method not allowed"
             return error_response(405, "method_not_allowed", text, remedy, {"Allow": _METHODS})
@@ -363,13 +366,15 @@ def _may_change(scope: Scope) -> bool:
     """Whether this may be a form of the console or a post to the API: its length is told."""
     has_length = any(name == b"content-length" for name, _ in scope["headers"])
     path = _route_path(scope)
-    return scope["method"] == "POST" and path.startswith((f"{CONSOLE}/", JOBS_API)) and has_length
+    is_ours = path.startswith((f"{CONSOLE}/", JOBS_API, FLOWS_API))
+    return scope["method"] == "POST" and is_ours and has_length
 
 
 def _most(scope: Scope) -> int:
     path = _route_path(scope)
     is_edit = path.startswith(EDIT_FORM) or (path.startswith(JOBS_API) and path.endswith(EDIT))
-    return MAX_EDIT_BODY if is_edit and scope["method"] == "POST" else MAX_BODY
+    is_signal = path.startswith(FLOWS_API) and path.endswith(SIGNAL)
+    return MAX_EDIT_BODY if (is_edit or is_signal) and scope["method"] == "POST" else MAX_BODY
 
 
 def _head_bytes(scope: Scope) -> int:

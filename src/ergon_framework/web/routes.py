@@ -20,6 +20,7 @@ from ergon_framework.web.backends import Backends, readable_store
 from ergon_framework.web.boundary_routes import boundary_routes
 from ergon_framework.web.console.routes import console_routes
 from ergon_framework.web.dead_letter_routes import dead_letter_routes
+from ergon_framework.web.flow_routes import flow_routes
 from ergon_framework.web.job_routes import admin_routes, job_routes
 from ergon_framework.web.metrics import metric_routes
 from ergon_framework.web.middleware import (
@@ -136,6 +137,7 @@ def _parts(pool: BackendPool, plan: ServerPlan) -> Iterator[_Part]:
         action_routes,
         job_routes,
         admin_routes,
+        flow_routes,
         dead_letter_routes,
         boundary_routes,
     ):

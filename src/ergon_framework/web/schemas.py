@@ -180,6 +180,49 @@ class EditedJob(_Exact):
     is_new: bool = Field(description="False: an earlier request with this `new_id` has stored it.")
 
 
+FlowState = Literal["running", "held", "failing", "cancelling", "completed", "failed", "cancelled"]
+
+
+class FlowItem(_Exact):
+    """A flow, with how many of its steps stand how."""
+
+    id: str
+    name: str | None
+    status: FlowState
+    on_failure: Literal["cancel", "continue", "hold"]
+    steps: Count
+    completed: Count
+    failed: Count
+    cancelled: Count
+    unfinished: Count
+    created_at: AwareDatetime
+    changed_at: AwareDatetime
+    purge_at: AwareDatetime | None
+
+
+class FlowList(_Exact):
+    """The newest flows."""
+
+    items: list[FlowItem]
+    is_all: bool = Field(description="False: there are more; ask with a greater limit.")
+
+
+class FlowOne(FlowItem):
+    """One flow, why it stands as it does, and what can be done about it."""
+
+    why: list[str] = Field(description="Sentences: how far it is, and what it waits for.")
+    actions: list[Literal["retry", "skip", "cancel", "purge"]]
+    signals: list[str] = Field(description="Signals that its steps wait for, or will.")
+
+
+class FlowChanged(_Exact):
+    """A flow that was changed, and where it stands then."""
+
+    id: str
+    action: Literal["retry", "skip", "cancel", "purge", "signal"]
+    status: Literal[FlowState, "purged"]
+
+
 class JobsChange(_Exact):
     """How many jobs matched, and how many were changed."""
 

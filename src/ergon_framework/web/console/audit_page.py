@@ -29,8 +29,13 @@ def audit_search(given: Given) -> AuditSearch:
     cursor = given.get("cursor") or None
     below = None if cursor is None else cursor_place(cursor, Place)
     since = _instant(given.get("since", "").strip())
-    found = {name: text or None for name, text in wanted.items()}
-    return AuditSearch(**found, since=since, below=below)
+    return AuditSearch(
+        actor=wanted.get("actor") or None,
+        action=wanted.get("action") or None,
+        target=wanted.get("target") or None,
+        since=since,
+        below=below,
+    )
 
 
 def _instant(text: str) -> float | None:
@@ -49,7 +54,7 @@ def audit_document(log: AuditLog, search: AuditSearch, limit: int) -> dict[str, 
     wanted = {
         name: text
         for name, text in msgspec.structs.asdict(search).items()
-        if text is not None and name not in ("since", "below")
+        if text is not None and name in ("actor", "action", "target")
     }
     if search.since is not None:
         wanted["since"] = moment(search.since)

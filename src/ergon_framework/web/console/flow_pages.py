@@ -10,8 +10,10 @@ from ergon_framework.core.flow import FlowStatus
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.flow_client import found_flow
 from ergon_framework.jobs.flow_why import explain_flow, flow_view, plan_tree, total
+from ergon_framework.jobs.views import moment
 from ergon_framework.ports.flow import Flow, step_id
 from ergon_framework.ports.jobstore import FlowStore, FullJobStore, Job, Search
+from ergon_framework.web.audit import OF_FLOWS, AuditError, AuditLog, AuditSearch
 from ergon_framework.web.backends import JobBackend
 from ergon_framework.web.console.flow_graph import (
     Counts,
@@ -21,6 +23,7 @@ from ergon_framework.web.console.flow_graph import (
     with_others,
 )
 from ergon_framework.web.console.formatting import Chip
+from ergon_framework.web.flow_actions import flow_actions_for, signals_of
 from ergon_framework.web.job_routes import found_jobs, shown_job, workers_of
 from ergon_framework.web.responses import cursor_text, page
 
@@ -47,6 +50,8 @@ STEP_COLUMNS = (
     "created_at",
     "finished_at",
 )
+MOST_CHANGES = 10
+"""What was done to a flow that its page shows: the latest."""
 MOST_READ = 400
 """Steps of a flow that are read one by one; of a larger one, those of small boxes are."""
 MOST_IN_BOX = 20
@@ -104,11 +109,35 @@ def flow_document(
         return {
             **flow_view(flow),
             "sentences": explain_flow(flow, store, ""),
+            "actions": [each.name for each in flow_actions_for(flow.status, flow.state)],
+            "signals": signals_of(flow, store),
             "graph": _graph(flow, store),
             "filter": {"status": [each.value for each in statuses]} if statuses else {},
             # The last one first, as everywhere, unless all of them can be told in their order.
             **page(items if below or more else items[::-1], more),
         }
+
+
+def changes_of(log: AuditLog, flow_id: str) -> list[dict[str, Any]] | None:
+    """What people and programs did to a flow, the latest first; None where that cannot be read.
+
+    As the history of a job, it is for everybody who may read the flow.
+    """
+    search = AuditSearch(target=flow_id, actions=OF_FLOWS)
+    try:
+        found = log.find(search, MOST_CHANGES)
+    except AuditError:
+        return None
+    return [
+        {
+            "at": moment(each.at),
+            "by": each.actor,
+            "action": each.action,
+            "outcome": each.outcome,
+            "detail": each.detail,
+        }
+        for each in found
+    ]
 
 
 def _graph(flow: Flow, store: FullJobStore) -> dict[str, Any]:

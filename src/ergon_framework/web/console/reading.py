@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from functools import partial
@@ -16,10 +17,12 @@ from ergon_framework.core.flow import FlowStatus
 from ergon_framework.core.job import JobStatus
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.console.answers import ROOT, View, address_with, format_of
+from ergon_framework.web.console.audit_page import outcome_chip
 from ergon_framework.web.console.capability_page import ATTEMPT_COLUMNS, capability_document
 from ergon_framework.web.console.flow_pages import (
     FLOW_COLUMNS,
     STEP_COLUMNS,
+    changes_of,
     flow_chip,
     flow_document,
     flows_document,
@@ -48,6 +51,7 @@ from ergon_framework.web.console.zone_page import (
     gate_chip,
     zone_document,
 )
+from ergon_framework.web.flow_actions import FLOW_ACTIONS
 from ergon_framework.web.job_routes import Place
 from ergon_framework.web.middleware import caller_of
 from ergon_framework.web.responses import MAX_PAGE, InvalidParameterError, cursor_place
@@ -176,7 +180,11 @@ class ReadingPages:
             flow_document, self._pool.jobs(), flow_id, statuses, _most(request), below
         )
         found = await self._pool.call("jobs", question)
+        # Beside the loop, as a file that is locked makes one wait.
+        found["changes"] = await asyncio.to_thread(changes_of, self._pool.audit, flow_id)
         extra: dict[str, Any] = {
+            "actions": [FLOW_ACTIONS[name] for name in found["actions"]],
+            "outcome_chip": outcome_chip,
             "asked": statuses,
             "chip_of": flow_chip(found["status"]),
             "blocks": blocks(found["sentences"]),

@@ -1,0 +1,78 @@
+"""The forms of a flow's page: retry, go on without, cancel, delete, and signal."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import quote
+
+from starlette.datastructures import QueryParams as Given
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from ergon_framework.errors import JobError
+from ergon_framework.web.audit import SIGNAL_FLOW
+from ergon_framework.web.console.acting import FormTaker
+from ergon_framework.web.console.answers import ROOT, View
+from ergon_framework.web.flow_actions import FLOW_ACTIONS, FlowAction, FlowActions
+from ergon_framework.web.responses import InvalidParameterError
+
+SIGNAL = "signal"
+DID = {each.audited_as: each.done for each in FLOW_ACTIONS.values()}
+DID[SIGNAL_FLOW] = "The signal was sent: its step has its result."
+
+
+class FlowForms:
+    """Takes them from people who have signed in."""
+
+    def __init__(self, taker: FormTaker) -> None:
+        self._taker = taker
+        self._actions = FlowActions(taker.actions)
+
+    async def change(self, request: Request) -> View | Response:
+        """Do what a form asks for, or ask whether it is meant."""
+        form = await self._taker.form(request)
+        actor, flow_id = self._taker.actor(request, form), form.get("id", "")
+        reason = form.get("reason", "").strip()
+        if form.get("action") == SIGNAL:
+            name, value = form.get("signal", ""), _value(form.get("value", ""))
+            await self._actions.signal(flow_id, name, value, actor.name, reason)
+            return _shown(request, flow_id, SIGNAL_FLOW)
+        action = _action_in(form)
+        if action.asks_first and form.get("sure") != "yes":
+            return _question(action, flow_id)
+        await self._actions.change(action, flow_id, actor.name, reason)
+        return _shown(request, "" if action.event is None else flow_id, action.audited_as)
+
+
+def _action_in(form: Given) -> FlowAction:
+    found = FLOW_ACTIONS.get(form.get("action", ""))
+    if found is None:
+        known = ", ".join((*FLOW_ACTIONS, SIGNAL))
+        raise InvalidParameterError("action", "is none of ours", f"send one of {known}")
+    return found
+
+
+def _question(action: FlowAction, flow_id: str) -> View:
+    """What would be done: nothing has been changed."""
+    document = {"action": action.name, "id": flow_id}
+    title = f"{action.title}?"
+    return View("flow_sure.html", title, document, extra={"action": action})
+
+
+def _shown(request: Request, flow_id: str, did: str) -> Response:
+    root = str(request.scope.get("root_path", "")) + ROOT
+    rest = f"/{quote(flow_id)}" if flow_id else ""
+    return RedirectResponse(f"{root}/flows{rest}?did={did}", 303)
+
+
+def _value(text: str) -> Any:
+    """What was typed: JSON where it is JSON, and plain text otherwise, as in a terminal."""
+    if not text.strip():
+        return None
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise JobError("value is nested too deeply", remedy="keep the data elsewhere") from None
+    except ValueError:
+        return text

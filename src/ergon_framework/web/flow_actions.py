@@ -1,0 +1,203 @@
+"""What people and programs may do to a flow; the audit log tells of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from ergon_framework.core.flow import (
+    CancelFlow,
+    FlowEvent,
+    FlowState,
+    FlowStatus,
+    InvalidFlowChange,
+    RetryFlow,
+    SkipFailed,
+    advance,
+)
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.change_requests import checked_reason
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.flow_client import decide, found_flow, purge_flow, send_signal
+from ergon_framework.jobs.flow_why import explain_flow, flow_view, plan_tree
+from ergon_framework.ports.flow import SIGNAL_PREFIX, Flow
+from ergon_framework.ports.jobstore import FlowStore, FullJobStore, Search
+from ergon_framework.web.audit import (
+    CANCEL_FLOW,
+    PURGE_FLOW,
+    RETRY_FLOW,
+    SIGNAL_FLOW,
+    SKIP_FLOW,
+)
+from ergon_framework.web.backends import JobBackend
+from ergon_framework.web.job_actions import JobActions
+
+SECONDS = 3.0
+"""For the steps of a flow, of which there may be very many; workers do the rest."""
+MOST_SIGNALS = 20
+"""Signals of a flow that are looked at."""
+_STEPS_LOOKED_AT = 10_000
+_MOST_NAME = 255
+PURGED = "purged"
+"""How the API calls a flow that is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowAction:
+    """One thing that can be done to a flow."""
+
+    name: str
+    """The word of the terminal and of the API."""
+    audited_as: str
+    title: str
+    done: str
+    consequence: str
+    event: FlowEvent | None
+    """What happens to the flow; None for one that is deleted."""
+    asks_first: bool = False
+    """Whether it cannot be undone."""
+
+
+FLOW_ACTIONS = {
+    each.name: each
+    for each in (
+        FlowAction(
+            "retry",
+            RETRY_FLOW,
+            "Retry",
+            "The steps that failed or were cancelled are tried again.",
+            "Steps that failed or were cancelled begin anew, and the flow goes on after them.",
+            RetryFlow(),
+        ),
+        FlowAction(
+            "skip",
+            SKIP_FLOW,
+            "Go on without",
+            "The flow goes on without the steps that failed.",
+            "Steps that wait for those that failed start now, and see no result in their place.",
+            SkipFailed(),
+            asks_first=True,
+        ),
+        FlowAction(
+            "cancel",
+            CANCEL_FLOW,
+            "Cancel",
+            "The flow was cancelled.",
+            "Steps that wait are cancelled; those that run end by themselves. To retry the flow"
+            " later brings it back.",
+            CancelFlow(),
+            asks_first=True,
+        ),
+        FlowAction(
+            "purge",
+            PURGE_FLOW,
+            "Delete",
+            "The flow was deleted with its steps.",
+            "The flow is gone for good, with all its steps, their history and their results.",
+            None,
+            asks_first=True,
+        ),
+    )
+}
+
+
+def flow_actions_for(status: FlowStatus, state: FlowState) -> list[FlowAction]:
+    """What can be done to a flow that stands so."""
+    return [each for each in FLOW_ACTIONS.values() if _is_possible(each, status, state)]
+
+
+def _is_possible(action: FlowAction, status: FlowStatus, state: FlowState) -> bool:
+    if action.event is None:
+        return status.is_final
+    try:
+        advance(state, action.event)
+    except InvalidFlowChange:
+        return False
+    return True
+
+
+def flow_document(source: JobBackend, flow_id: str) -> dict[str, Any]:
+    """One flow for programs: how it stands and why, and what can be done."""
+    with source.opened() as client:
+        flow = found_flow(client.store, flow_id)
+        return {
+            **flow_view(flow),
+            "why": explain_flow(flow, client.store, ""),
+            "actions": [each.name for each in flow_actions_for(flow.status, flow.state)],
+            "signals": signals_of(flow, client.store),
+        }
+
+
+def flows_document(source: JobBackend, statuses: list[FlowStatus], limit: int) -> dict[str, Any]:
+    """The newest flows, in one of these states or in any."""
+    with source.opened() as client:
+        flows: FlowStore | None = getattr(client.store, "flows", None)
+        found = [] if flows is None else flows.search(statuses, limit + 1)
+    return {"items": [flow_view(each) for each in found[:limit]], "is_all": len(found) <= limit}
+
+
+def signals_of(flow: Flow, store: FullJobStore) -> list[str]:
+    """The signals that steps of a flow wait for, or will when they are reached."""
+    if flow.status.is_final or flow.status.is_stopping:
+        return []
+    named = dict.fromkeys(islice(_signals(plan_tree(flow), _STEPS_LOOKED_AT), MOST_SIGNALS))
+    open_states = (JobStatus.PENDING,)
+    return [
+        name
+        for name in named
+        if store.count(Search(flow=flow.id, handler=f"{SIGNAL_PREFIX}{name}", statuses=open_states))
+    ]
+
+
+def _signals(tree: Any, most: int) -> Iterator[str]:
+    """The signals of a plan, of which not every part is looked at."""
+    left = [tree]
+    for _ in range(most):
+        if not left:
+            return
+        part = left.pop()
+        if isinstance(part, list):
+            left += reversed(part)
+        elif isinstance(part, Mapping):
+            handler = part.get("handler")
+            if isinstance(handler, str) and handler.startswith(SIGNAL_PREFIX):
+                yield handler.removeprefix(SIGNAL_PREFIX)
+            left += [part[each] for each in ("then", "group", "chain") if each in part]
+
+
+class FlowActions:
+    """Does them, in the threads of the job store."""
+
+    def __init__(self, actions: JobActions) -> None:
+        self._actions = actions
+
+    async def change(self, action: FlowAction, flow_id: str, actor: str, reason: str = "") -> str:
+        """Do it; the state of the flow then, or ``purged`` for one that is gone."""
+        change, why = partial(_change, action, flow_id), checked_reason(reason)
+        return await self._actions.recorded(actor, action.audited_as, flow_id, why, change)
+
+    async def signal(
+        self, flow_id: str, name: str, value: Any, actor: str, reason: str = ""
+    ) -> str:
+        """Complete the step that waits for a signal; the state of the flow then."""
+
+        def send(client: JobClient) -> str:
+            limit = client.settings.max_payload
+            send_signal(client.store, flow_id, name, value, max_payload=limit)
+            return found_flow(client.store, flow_id).status.value
+
+        # Without the value, which is an argument of the step that follows.
+        detail = f"the signal {name[:_MOST_NAME]!r}"
+        if reason:
+            detail += f": {checked_reason(reason)}"
+        return await self._actions.recorded(actor, SIGNAL_FLOW, flow_id, detail, send)
+
+
+def _change(action: FlowAction, flow_id: str, client: JobClient) -> str:
+    if action.event is None:
+        purge_flow(client.store, flow_id, seconds=SECONDS)
+        return PURGED
+    return decide(client.store, flow_id, action.event, seconds=SECONDS).status.value
