@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ergon_framework.boundary.client.flow import RETRY_RULE
+from ergon_framework.boundary.client.effects import RETRY_RULE
 from ergon_framework.boundary.model import Delivery
 from ergon_framework.connector.boundary import BoundaryConnector, BoundaryConnectorError
 from ergon_framework.connector.boundary.window import (

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.client.publish_flow import FactWarning
+from ergon_framework.boundary.client.publish_effects import FactWarning
 from ergon_framework.boundary.model import Fact
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.connector.boundary import BoundaryConnector, BoundaryConnectorError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from ergon_framework.boundary.client.consume_flow import ConsumeReport
+from ergon_framework.boundary.client.consume_effects import ConsumeReport
 from ergon_framework.boundary.client.consumer import Consumer
 from ergon_framework.boundary.model import Delivery, Loss
 from ergon_framework.engine.clocks import AsyncSignal

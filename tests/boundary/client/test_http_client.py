@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.client.flow import RETRY_RULE
+from ergon_framework.boundary.client.effects import RETRY_RULE
 from ergon_framework.boundary.client.producer import AsyncProducer, Producer
 from ergon_framework.boundary.http.async_client import AsyncHttpTransport
 from ergon_framework.boundary.http.client import HttpTransport

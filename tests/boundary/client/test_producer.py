@@ -11,7 +11,7 @@ import pytest
 
 from ergon_framework.boundary.client.artifacts import Artifact
 from ergon_framework.boundary.client.producer import Producer
-from ergon_framework.boundary.client.publish_flow import FactWarning, Publication
+from ergon_framework.boundary.client.publish_effects import FactWarning, Publication
 from ergon_framework.boundary.model import Fact, ObjectReceipt, Receipt
 from ergon_framework.core.retry import Backoff, RetryRule
 from ergon_framework.errors import (

@@ -15,7 +15,7 @@ import pytest
 
 from ergon_framework.boundary import Consumer
 from ergon_framework.boundary.backup import backed_up, looked_at, open_read_only
-from ergon_framework.boundary.client.consume_flow import ConsumeReport
+from ergon_framework.boundary.client.consume_effects import ConsumeReport
 from ergon_framework.boundary.data_folder import LOCK
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.maintenance import run_maintenance

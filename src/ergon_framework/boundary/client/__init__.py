@@ -1,9 +1,9 @@
 """Clients of a node: producers, consumers, an outbox and an inbox, in both colours.
 
-Start with ``producer`` or ``consumer``. What a client does is written once, as a flow of effects
-(``flow``), and performed by a runner for threads or for tasks.
+Start with ``producer`` or ``consumer``. What a client does is written once, as a generator of
+effects (``effects``), and performed by a runner for threads or for tasks.
 
-- ``publish_flow``, ``consume_flow``: the steps of publishing and of consuming, with their retries.
+- ``publish_effects``, ``consume_effects``: what publishing and consuming ask for, with retries.
 - ``transport``: how a node is reached; HTTP (``boundary.http``) and the process itself fulfil it.
 - ``artifacts``: blobs to send, and verified downloads. ``options``: the options of clients.
 - ``outbox``: facts that are written down before they are sent; ``outbox_store`` keeps them in an

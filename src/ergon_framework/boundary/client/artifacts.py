@@ -1,4 +1,4 @@
-"""Blobs: uploads to a node and verified downloads from it.
+"""Blobs: what can be uploaded to a node, and verified downloads from it.
 
 A source of an upload can be read repeatedly, since a retry sends it again. A download is compared
 with its digest before the caller sees a byte of it.
@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Protocol, TypeAlias
 
-from ergon_framework.boundary.client.flow import Dice, Do, Flow, Get, Now, Read, Shut, endured
+from ergon_framework.boundary.client.effects import Dice, Do, Effects, Get, Now, Read, Shut, endured
 from ergon_framework.boundary.client.transport import BlobSource
 from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.facts.validation import references
@@ -265,7 +265,7 @@ class Receiving:
     received: int = 0
     hashed: Any = field(default_factory=hashlib.sha256)
 
-    def script(self, rule: RetryRule, dice: Dice) -> Flow[None]:
+    def script(self, rule: RetryRule, dice: Dice) -> Effects[None]:
         """Receive and verify it; a transfer that is cut goes on where it stopped."""
         call = RetriedCall(rule, (yield Now()))
         while True:
@@ -283,7 +283,7 @@ class Receiving:
         if (self.received, digest) != (self.reference.size, self.reference.digest):
             raise _damaged(self.reference, self.received, digest)
 
-    def _stream(self) -> Flow[None]:
+    def _stream(self) -> Effects[None]:
         wanted = self.reference
         # With the digest: if the name stands for other bytes by now, the node refuses, instead of
         # sending the end of another file.
@@ -301,7 +301,7 @@ class Receiving:
 
 def saving(
     reference: Reference, path: str | os.PathLike[str], rule: RetryRule, dice: Dice
-) -> Flow[Path]:
+) -> Effects[Path]:
     """Put an artifact where a path says, whole and verified, or not at all."""
     target = Path(path)
     file: IO[bytes] = yield Do(partial(_beside, target))
@@ -316,7 +316,7 @@ def saving(
     return target
 
 
-def opening(reference: Reference, rule: RetryRule, dice: Dice) -> Flow[IO[bytes]]:
+def opening(reference: Reference, rule: RetryRule, dice: Dice) -> Effects[IO[bytes]]:
     """An artifact as a file, verified, at its start; the caller closes it."""
     file: IO[bytes] = tempfile.SpooledTemporaryFile(MAX_IN_MEMORY)  # noqa: SIM115 - the caller's
     try:
@@ -328,7 +328,7 @@ def opening(reference: Reference, rule: RetryRule, dice: Dice) -> Flow[IO[bytes]
     return file
 
 
-def getting(reference: Reference, rule: RetryRule, dice: Dice) -> Flow[bytes]:
+def getting(reference: Reference, rule: RetryRule, dice: Dice) -> Effects[bytes]:
     """An artifact as bytes, verified."""
     file = io.BytesIO()
     yield from Receiving(reference, file).script(rule, dice)

@@ -29,16 +29,16 @@ from ergon_framework.boundary.arguments import (
     one_of,
 )
 from ergon_framework.boundary.client.artifacts import getting, opening, reference_of, saving
-from ergon_framework.boundary.client.consume_flow import (
+from ergon_framework.boundary.client.consume_effects import (
     ConsumeLoop,
     ConsumeReport,
     ConsumerSession,
     renew_lease,
 )
-from ergon_framework.boundary.client.flow import (
+from ergon_framework.boundary.client.effects import (
     RETRIED_KINDS,
     Dice,
-    Flow,
+    Effects,
     Stop,
     TaskRunner,
     ThreadRunner,
@@ -348,7 +348,7 @@ class Consumer(ConsumerBase):
         if self._is_owner:
             self._transport.close()
 
-    def _release(self, script: Flow[None]) -> None:
+    def _release(self, script: Effects[None]) -> None:
         if self._is_holder:
             self._is_holder = False
             with suppress(BoundaryError):  # then the lease ends by itself
@@ -360,7 +360,7 @@ class Consumer(ConsumerBase):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _run(self, script: Flow[T]) -> T:
+    def _run(self, script: Effects[T]) -> T:
         return ThreadRunner(self._transport, current_clock()).run(script)
 
 
@@ -475,7 +475,7 @@ class AsyncConsumer(ConsumerBase):
         if self._is_owner:
             await self._transport.close()
 
-    async def _release(self, script: Flow[None]) -> None:
+    async def _release(self, script: Effects[None]) -> None:
         if self._is_holder:
             self._is_holder = False
             with suppress(BoundaryError):  # then the lease ends by itself
@@ -487,5 +487,5 @@ class AsyncConsumer(ConsumerBase):
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    async def _run(self, script: Flow[T]) -> T:
+    async def _run(self, script: Effects[T]) -> T:
         return await TaskRunner(self._transport).run(script)

@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager, nullcontext
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from ergon_framework.boundary.arguments import FUNCTION, NAME, TEXT
-from ergon_framework.boundary.client.flow import refuse_unrun
+from ergon_framework.boundary.client.effects import refuse_unrun
 from ergon_framework.boundary.facts.canonical import canonical
 from ergon_framework.boundary.facts.schema import identity_digest, spelled
 from ergon_framework.boundary.model import Delivery

@@ -22,8 +22,8 @@ from ergon_framework.boundary.arguments import (
     check_given,
     one_of,
 )
-from ergon_framework.boundary.client.flow import RETRY_RULE, Dice
-from ergon_framework.boundary.client.publish_flow import ProducerConfig
+from ergon_framework.boundary.client.effects import RETRY_RULE, Dice
+from ergon_framework.boundary.client.publish_effects import ProducerConfig
 from ergon_framework.boundary.model import EnvelopeLike
 from ergon_framework.core.retry import RetryRule
 from ergon_framework.errors import ConfigurationError, FactInvalidError

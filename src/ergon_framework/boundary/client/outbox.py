@@ -59,7 +59,12 @@ from ergon_framework.boundary.client.outbox_store import (
     SentItems,
     Waiting,
 )
-from ergon_framework.boundary.client.publish_flow import Publication, check_object, fact_of, placed
+from ergon_framework.boundary.client.publish_effects import (
+    Publication,
+    check_object,
+    fact_of,
+    placed,
+)
 from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.facts.validation import validate_fact
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt

@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import structs
 
-from ergon_framework.boundary.client.flow import Stop
+from ergon_framework.boundary.client.effects import Stop
 from ergon_framework.boundary.client.outbox_store import OutboxFile, OutboxItem, OutboxStore
 from ergon_framework.boundary.facts.canonical import canonical
 from ergon_framework.boundary.facts.schema import identity_digest, spelled

@@ -12,14 +12,14 @@ from typing import Self, TypeVar, Unpack
 
 from ergon_framework.boundary.arguments import TRANSPORT
 from ergon_framework.boundary.client.artifacts import Artifact, Blob
-from ergon_framework.boundary.client.flow import Flow, TaskRunner, ThreadRunner
+from ergon_framework.boundary.client.effects import Effects, TaskRunner, ThreadRunner
 from ergon_framework.boundary.client.options import (
     EnvelopeOptions,
     ProducerBase,
     ProducerOptions,
     client_tls,
 )
-from ergon_framework.boundary.client.publish_flow import (
+from ergon_framework.boundary.client.publish_effects import (
     Progress,
     appending,
     appending_many,
@@ -128,7 +128,7 @@ class Producer(ProducerBase):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _run(self, script: Flow[T]) -> T:
+    def _run(self, script: Effects[T]) -> T:
         return ThreadRunner(self._transport, current_clock()).run(script)
 
 
@@ -214,5 +214,5 @@ class AsyncProducer(ProducerBase):
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    async def _run(self, script: Flow[T]) -> T:
+    async def _run(self, script: Effects[T]) -> T:
         return await TaskRunner(self._transport).run(script)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, TypedDict
 
 from ergon_framework.boundary.client.artifacts import getting, reference_of, saving
 from ergon_framework.boundary.client.consumer import ConsumerBase, FactConsumerOptions, warn_of_gap
-from ergon_framework.boundary.client.flow import RETRY_RULE, Flow
+from ergon_framework.boundary.client.effects import RETRY_RULE, Effects
 from ergon_framework.boundary.client.options import ProducerBase, ProducerOptions
 from ergon_framework.boundary.facts.schema import ZONE
 from ergon_framework.boundary.model import Loss
@@ -372,13 +372,13 @@ class BoundaryConnector:
         """The asyncio twin of :meth:`save_object`."""
         return await self._link.run_async(self._saving(reference, path))
 
-    def _getting(self, reference: Reference | Mapping[str, Any]) -> Flow[bytes]:
+    def _getting(self, reference: Reference | Mapping[str, Any]) -> Effects[bytes]:
         session = self._reading().reader.session
         return getting(reference_of(reference), session.rule, session.dice)
 
     def _saving(
         self, reference: Reference | Mapping[str, Any], path: str | PathLike[str]
-    ) -> Flow[Path]:
+    ) -> Effects[Path]:
         session = self._reading().reader.session
         return saving(reference_of(reference), path, session.rule, session.dice)
 

@@ -6,7 +6,7 @@ import inspect
 import threading
 from typing import Any, TypeAlias, TypeVar, cast
 
-from ergon_framework.boundary.client.flow import Flow, TaskRunner, ThreadRunner
+from ergon_framework.boundary.client.effects import Effects, TaskRunner, ThreadRunner
 from ergon_framework.boundary.client.options import ProducerOptions, client_tls
 from ergon_framework.boundary.client.transport import AsyncTransport, Transport
 from ergon_framework.boundary.http.client import HttpTransport
@@ -70,11 +70,11 @@ class NodeLink:
             )
         return self._threads
 
-    def run(self, script: Flow[T]) -> T:
+    def run(self, script: Effects[T]) -> T:
         """Do what the script says, in this thread."""
         return ThreadRunner(self.threads(), current_clock()).run(script)
 
-    async def run_async(self, script: Flow[T]) -> T:
+    async def run_async(self, script: Effects[T]) -> T:
         """Do what the script says, in this task, which must not be cancelled meanwhile."""
         self.check()
         if self.tasks is None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.boundary.client.artifacts import Artifact, Blob
-from ergon_framework.boundary.client.publish_flow import check_object, fact_of
+from ergon_framework.boundary.client.publish_effects import check_object, fact_of
 from ergon_framework.boundary.facts.schema import MAX_LABELS, MAX_NOTE
 from ergon_framework.boundary.facts.validation import validate_fact
 from ergon_framework.boundary.model import Delivery, Fact

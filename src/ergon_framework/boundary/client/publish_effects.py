@@ -18,11 +18,11 @@ import msgspec
 
 from ergon_framework.boundary.arguments import is_list
 from ergon_framework.boundary.client.artifacts import Artifact, Blob, digest_of, source_of
-from ergon_framework.boundary.client.flow import (
+from ergon_framework.boundary.client.effects import (
     RETRY_RULE,
     Dice,
     Do,
-    Flow,
+    Effects,
     Now,
     Put,
     called,
@@ -83,13 +83,13 @@ def message_json(
     return b'{"envelope":%b,"fact":%b}' % (valid.new_fact.envelope, valid.new_fact.fact)
 
 
-def appending(message: bytes, habits: ProducerConfig) -> Flow[Receipt]:
+def appending(message: bytes, habits: ProducerConfig) -> Effects[Receipt]:
     """Append one fact, which was serialised once and for all."""
     answer = yield from called(BOUNDARY + "AppendFact", message, habits.rule, habits.dice)
     return understood(answer, Receipt)
 
 
-def looking_up(from_zone: str, message_id: str, habits: ProducerConfig) -> Flow[Receipt | None]:
+def looking_up(from_zone: str, message_id: str, habits: ProducerConfig) -> Effects[Receipt | None]:
     """What the node's ledger knows about an id; None when it never saw it."""
     try:
         asked = msgspec.json.encode({"from_zone": from_zone, "message_id": message_id})
@@ -108,7 +108,7 @@ def looking_up(from_zone: str, message_id: str, habits: ProducerConfig) -> Flow[
 
 def appending_many(
     items: Iterable[tuple[EnvelopeLike, FactLike]], habits: ProducerConfig
-) -> Flow[list[Receipt | BoundaryError]]:
+) -> Effects[list[Receipt | BoundaryError]]:
     """Append in order; what is invalid is not sent and keeps its place in the results."""
     results: list[Receipt | BoundaryError | None] = []
     messages: list[tuple[int, bytes]] = []
@@ -164,7 +164,7 @@ def _outcome(result: dict[str, Any]) -> Receipt | BoundaryError:
 
 def putting(
     bucket: str, key: str, source: BlobSource, digest: str, report: Report, habits: ProducerConfig
-) -> Flow[ObjectReceipt]:
+) -> Effects[ObjectReceipt]:
     """Put a blob and make sure that what the node has is what was meant."""
     call = RetriedCall(habits.rule, (yield Now()))
     effect = Put(bucket, key, source, digest, report)
@@ -182,7 +182,7 @@ def putting(
 
 def putting_blob(
     bucket: str, key: str, blob: Blob, digest: str | None, habits: ProducerConfig
-) -> Flow[ObjectReceipt]:
+) -> Effects[ObjectReceipt]:
     """Put bytes or a file; the digest is computed here unless the caller knows it."""
     source: BlobSource = yield Do(lambda: source_of(blob))
     try:
@@ -294,7 +294,7 @@ def publishing(
     files: Sequence[Artifact | Blob],
     habits: ProducerConfig,
     progress: Progress,
-) -> Flow[Receipt]:
+) -> Effects[Receipt]:
     """Put every file, one after the other; then append the fact that refers to them."""
     if not is_list(files):
         raise ConfigurationError(

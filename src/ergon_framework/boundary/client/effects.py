@@ -1,7 +1,8 @@
 """What a client does, as a generator of effects, and what performs them: threads or tasks.
 
-A flow yields what it wants done (``Send``, ``Put``, ``Wait``, …) and is sent what came of it, so
-both colours take the same steps. ``repeated`` retries an effect by the rule of the caller's call.
+The generator yields what it wants done (``Send``, ``Put``, ``Wait``, …) and is sent what came of
+it, so both colours take the same steps. ``repeated`` retries an effect by the rule of the caller's
+call.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Now:
 
 
 Effect: TypeAlias = Send | Put | Get | Read | Shut | Do | Handle | Pause | Now
-Flow: TypeAlias = Generator[Effect, Any, T]
+Effects: TypeAlias = Generator[Effect, Any, T]
 Dice: TypeAlias = Callable[[], float]
 
 _DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {}
@@ -178,7 +179,7 @@ def failure_of(error: BoundaryError) -> Failure:
     return Failure(kind, error.code, error.message, error.retry_after)
 
 
-def repeated(effect: Send | Put | Get, call: RetriedCall, dice: Dice) -> Flow[Any]:
+def repeated(effect: Send | Put | Get, call: RetriedCall, dice: Dice) -> Effects[Any]:
     """Do the very same until it succeeds or is not worth repeating; then raise the last error."""
     while True:
         # Blobs are left alone: how long they take depends on their size, and silence is bounded by
@@ -198,7 +199,7 @@ def repeated(effect: Send | Put | Get, call: RetriedCall, dice: Dice) -> Flow[An
             yield from endured(error, call, dice)
 
 
-def endured(error: BoundaryError, call: RetriedCall, dice: Dice) -> Flow[None]:
+def endured(error: BoundaryError, call: RetriedCall, dice: Dice) -> Effects[None]:
     """Wait until it is time for another attempt; raise the error when there shall be none."""
     # Dice are rolled only where they matter, so that a script with a fixed schedule is the same
     # each time it is replayed.
@@ -213,7 +214,7 @@ def endured(error: BoundaryError, call: RetriedCall, dice: Dice) -> Flow[None]:
 
 def called(
     method: str, body: bytes, rule: RetryRule, dice: Dice, *, timeout: float | None = None
-) -> Flow[bytes]:
+) -> Effects[bytes]:
     """One unary call under a rule."""
     call = RetriedCall(rule, (yield Now()))
     answer: bytes = yield from repeated(Send(method, body, timeout), call, dice)
@@ -264,20 +265,20 @@ class ThreadRunner:
         self._lock = threading.Lock()
         self._signal: Signal | None = None
 
-    def run(self, script: Flow[T]) -> T:
-        """Do what the script says until it ends; its value, or what it raised."""
+    def run(self, effects: Effects[T]) -> T:
+        """Do what is asked for until the generator ends; its value, or what it raised."""
         answer: Any = None
         error: BaseException | None = None
         while True:
             try:
-                effect = script.send(answer) if error is None else script.throw(error)
+                effect = effects.send(answer) if error is None else effects.throw(error)
             except StopIteration as end:
                 value: T = end.value
                 return value
             answer, error = None, None
             try:
                 answer = self._do(effect)
-            # An interruption as well: the script has to end what it began before it is raised to
+            # An interruption as well: the generator ends what it began before it is raised to
             # the caller.
             except BaseException as raised:
                 error = raised
@@ -342,20 +343,20 @@ class TaskRunner:
         self._loop = asyncio.get_running_loop()
         self._signal = AsyncSignal()
 
-    async def run(self, script: Flow[T]) -> T:
-        """Do what the script says until it ends; its value, or what it raised."""
+    async def run(self, effects: Effects[T]) -> T:
+        """Do what is asked for until the generator ends; its value, or what it raised."""
         answer: Any = None
         error: BaseException | None = None
         while True:
             try:
-                effect = script.send(answer) if error is None else script.throw(error)
+                effect = effects.send(answer) if error is None else effects.throw(error)
             except StopIteration as end:
                 value: T = end.value
                 return value
             answer, error = None, None
             try:
                 answer = await self._do(effect)
-            # A cancellation as well: the script has to end what it began before it is raised to the
+            # A cancellation as well: the generator ends what it began before it is raised to the
             # caller.
             except BaseException as raised:
                 error = raised
