@@ -468,7 +468,11 @@ class Scheduler:
 
     def preview(self, count: int = 5) -> list[Upcoming]:
         """Every stored schedule with its next fires."""
-        return [_previewed(schedule, count) for schedule in self._store.schedules()]
+        return [self.upcoming(schedule, count) for schedule in self._store.schedules()]
+
+    def upcoming(self, schedule: Schedule, count: int = 5) -> Upcoming:
+        """A schedule with its next fires."""
+        return _previewed(schedule, count)
 
     def _put(
         self,

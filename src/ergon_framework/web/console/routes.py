@@ -67,6 +67,7 @@ from ergon_framework.web.console.work_pages import (
     SCHEDULE_COLUMNS,
     WORKER_COLUMNS,
     dead_letters_document,
+    families_page,
     pools_of,
     schedules_document,
     workers_document,
@@ -110,6 +111,8 @@ QUEUE_COLUMNS = (
 )
 MOST_QUEUES = 100
 """Queues on a page."""
+MOST_FAMILIES = 30
+"""Families of dead letters on a page: each has forms."""
 FIGURES_TIMEOUT = 1.0
 """Seconds that a page which is ready waits for the figures beside it."""
 
@@ -305,18 +308,23 @@ class Console:
         is_over = document["finished_at"] is not None
         return View("job.html", document["handler"], document, extra=extra, is_live=not is_over)
 
-    async def _dead_letters(self, _request: Request) -> View:
-        found = await self._dead.get()
-        rows = found["items"]
-        return View("dead_letters.html", "Dead letters", found, rows, FAMILY_COLUMNS, is_live=True)
+    async def _dead_letters(self, request: Request) -> View:
+        most, cursor = _part_of(request, MOST_FAMILIES)
+        found = families_page(await self._dead.get(), most, cursor)
+        extra, rows = _pages(request, found), found["items"]
+        title = "Dead letters"
+        return View("dead_letters.html", title, found, rows, FAMILY_COLUMNS, extra, is_live=True)
 
-    async def _schedules(self, _request: Request) -> View:
-        found = await self._asked(schedules_document)
-        return View("schedules.html", "Schedules", found, found["items"], SCHEDULE_COLUMNS)
+    async def _schedules(self, request: Request) -> View:
+        most, cursor = _part_of(request, SHOWN)
+        found = await self._asked(partial(schedules_document, limit=most, cursor=cursor))
+        extra, rows = _pages(request, found), found["items"]
+        return View("schedules.html", "Schedules", found, rows, SCHEDULE_COLUMNS, extra)
 
-    async def _workers(self, _request: Request) -> View:
-        found = await self._asked(workers_document)
-        extra = {"pools_of": pools_of}
+    async def _workers(self, request: Request) -> View:
+        most, cursor = _part_of(request, SHOWN)
+        found = await self._asked(partial(workers_document, limit=most, cursor=cursor))
+        extra = {"pools_of": pools_of, **_pages(request, found)}
         rows = found["items"]
         return View("workers.html", "Workers", found, rows, WORKER_COLUMNS, extra, is_live=True)
 
@@ -520,6 +528,21 @@ def _question(action: Action, form: Given, number: int, wanted: Mapping[str, Any
     document = {"action": action.name, "would_change": number, "filter": wanted}
     extra = {"action": action, "most": MOST_AT_ONCE, "reason": form.get("reason", "")}
     return View("sure.html", f"{action.title}?", document, extra=extra)
+
+
+def _part_of(request: Request, shown: int) -> tuple[int, str | None]:
+    """How many rows of a list are asked for, and behind which place."""
+    most = shown if format_of(request) == "html" else MAX_PAGE
+    return most, request.query_params.get("cursor") or None
+
+
+def _pages(request: Request, found: Mapping[str, Any]) -> dict[str, Any]:
+    """The links from a part of a list to its beginning and to the next part."""
+    cursor = found["next_cursor"]
+    return {
+        "is_first": not request.query_params.get("cursor"),
+        "following": None if cursor is None else address_with(request, cursor=cursor),
+    }
 
 
 def _root(request: Request) -> str:

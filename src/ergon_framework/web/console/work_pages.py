@@ -10,9 +10,11 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.core.text import one_line
 from ergon_framework.jobs.scheduler import Scheduler
 from ergon_framework.jobs.views import moment, schedule_view, worker_view
-from ergon_framework.ports.jobstore import Job, Search
+from ergon_framework.ports.jobstore import Job, Schedule, Search
 from ergon_framework.web.backends import JobBackend
 from ergon_framework.web.console.formatting import error_family
+from ergon_framework.web.job_routes import by_name
+from ergon_framework.web.responses import cursor_place, cursor_text, page
 
 MOST_COMPARED = 1000
 """Jobs that gave up, of which the errors are compared: the latest."""
@@ -45,6 +47,8 @@ WORKER_COLUMNS = (
     "seen_at",
 )
 MAX_MESSAGE = 160
+NEVER = 1e18
+"""An instant behind all others, in seconds, which JSON can carry."""
 
 
 def dead_letters_document(source: JobBackend) -> dict[str, Any]:
@@ -88,10 +92,24 @@ def families(jobs: Iterable[Job]) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda family: -int(family["number"]))
 
 
-def schedules_document(source: JobBackend) -> dict[str, Any]:
-    """Every schedule, the next to fire first, with its next fires."""
+def families_page(found: Mapping[str, Any], limit: int, cursor: str | None) -> dict[str, Any]:
+    """Some of the families that were found, and how many there are."""
+    begin = 0 if cursor is None else max(0, cursor_place(cursor, int))
+    rows = found["items"]
+    end = begin + limit
+    following = cursor_text(end) if len(rows) > end else None
+    return {**found, "number": len(rows), **page(rows[begin:end], following)}
+
+
+def schedules_document(source: JobBackend, limit: int, cursor: str | None) -> dict[str, Any]:
+    """Some schedules, the next to fire first, with their next fires, and how many there are."""
     with source.opened() as client:
-        found = Scheduler(client.store).preview(FIRES)
+        scheduler = Scheduler(client.store)
+        stored = sorted(client.store.schedules(), key=_firing)
+        behind = None if cursor is None else cursor_place(cursor, tuple[float, str])
+        left = [each for each in stored if behind is None or _firing(each) > behind]
+        # Of those shown alone: to find ten fires of thousands of schedules takes seconds.
+        found = [scheduler.upcoming(each, FIRES) for each in left[:limit]]
     rows = [
         {
             **schedule_view(each.schedule),
@@ -100,18 +118,27 @@ def schedules_document(source: JobBackend) -> dict[str, Any]:
         }
         for each in found
     ]
-    return {"items": sorted(rows, key=lambda row: (row["next_at"] or "~", row["name"]))}
+    following = cursor_text(_firing(found[-1].schedule)) if len(left) > limit else None
+    return {"number": len(stored), **page(rows, following)}
 
 
-def workers_document(source: JobBackend) -> dict[str, Any]:
-    """Every worker with its executors and what it has done."""
+def _firing(schedule: Schedule) -> tuple[float, str]:
+    """The order of schedules: one that is paused does not fire."""
+    fires_at = None if schedule.is_paused else schedule.next_at
+    return NEVER if fires_at is None else fires_at, schedule.name
+
+
+def workers_document(source: JobBackend, limit: int, cursor: str | None) -> dict[str, Any]:
+    """Some workers by id, with their executors and what they have done, and how many there are."""
     with source.opened() as client:
         now = client.store.now()
-        rows = [
-            {**worker_view(each, now), "quiet_for": round(max(0.0, now - each.seen_at), 1)}
-            for each in client.store.workers()
-        ]
-    return {"items": rows}
+        stored = client.store.workers()
+    rows = [
+        {**worker_view(each, now), "quiet_for": round(max(0.0, now - each.seen_at), 1)}
+        for each in stored
+    ]
+    after = None if cursor is None else cursor_place(cursor, str)
+    return {"number": len(rows), **by_name(rows, "id", limit, after)}
 
 
 def pools_of(worker: Mapping[str, Any]) -> list[tuple[str, int, int | None]]:
