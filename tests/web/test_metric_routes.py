@@ -267,3 +267,21 @@ def test_old_rows_are_not_walked_through(tmp_path: Path) -> None:
             walked = [step[3] for step in plan if step[3].startswith("SCAN ")]
             assert all("provider_health_states" in step for step in walked), plan
     assert len(seen) == 2
+
+
+def test_queues_that_have_no_room_are_counted_together(tmp_path: Path) -> None:
+    """Sums by status stay right, the longest wait is told, and nothing is left out."""
+    with closing(open_job_store(f"sqlite:///{tmp_path}/work.db")) as store:
+        names = [f"q{number:04}" for number in range(MAX_SERIES + 50)]
+        store.add([NewJob(id=name, handler="h", queue=name, args=b"[]") for name in names])
+        store.set_queue(names[-1], is_paused=True)
+    text = ask(create_app(settings=settings_in(tmp_path)), path="/metrics").text
+    found = dict(line.rpartition(" ")[::2] for line in text.splitlines() if line[0] != "#")
+    pending = [float(n) for name, n in found.items() if name.endswith('status="pending"}')]
+    assert sum(pending) == len(names)
+    assert found['ergon_jobs{queue="q0000",status="pending"}'] == "1"
+    assert float(found['ergon_jobs{queue="(others)",status="pending"}']) > 50
+    assert found['ergon_queue_paused{queue="q0998"}'] == "0"
+    assert found['ergon_queue_paused{queue="(others)"}'] == "1"
+    assert float(found['ergon_queue_oldest_due_seconds{queue="(others)"}']) >= 0
+    assert found["ergon_series_left_out"] == "0"

@@ -22,6 +22,7 @@ from ergon_framework.core.job import JobStatus, route
 from ergon_framework.core.zone_link import Mode
 from ergon_framework.errors import StoreUnavailableError, describe
 from ergon_framework.jobs.stores.unreadable import UNREADABLE
+from ergon_framework.jobs.totals import OTHERS
 from ergon_framework.jobs.views import (
     missing_executors,
     unsynced,
@@ -142,31 +143,66 @@ def job_metrics(source: JobBackend, counters: JobCounters) -> list[Exposed]:
 
 
 def _of_queues(queues: Sequence[Queue], now: float) -> list[Family]:
-    # Zeros as well, so that no series vanishes with the last job in its state.
-    counts = [
-        ({"queue": queue.name, "status": status.value}, queue.counts.get(status.value, 0))
-        for queue in queues
-        for status in JobStatus
-    ]
-    counts += [
-        ({"queue": queue.name, "status": UNREADABLE}, queue.counts[UNREADABLE])
-        for queue in queues
-        if queue.counts.get(UNREADABLE)
-    ]
-    ages = [({"queue": queue.name}, _age(queue.oldest_due_at, now)) for queue in queues]
-    paused = [({"queue": queue.name}, int(queue.is_paused)) for queue in queues]
-    dead = sum(queue.counts.get(JobStatus.FAILED.value, 0) for queue in queues)
+    # Taken out of the loops: there may be 10,000 queues, and the value of a member is slow to read.
+    failed = JobStatus.FAILED.value
     return [
-        Family("ergon_jobs", "gauge", "Jobs in the store, by queue and status.", counts),
+        Family("ergon_jobs", "gauge", "Jobs in the store, by queue and status.", _jobs_in(queues)),
         Family(
             "ergon_queue_oldest_due_seconds",
             "gauge",
             "How long the oldest job that is due has waited; 0 when none is.",
-            ages,
+            _worst(queues, lambda queue: _age(queue.oldest_due_at, now)),
         ),
-        Family("ergon_queue_paused", "gauge", "1 for a queue that is paused.", paused),
-        dead_letters("job", dead),
+        Family(
+            "ergon_queue_paused",
+            "gauge",
+            "1 for a queue that is paused.",
+            _worst(queues, lambda queue: int(queue.is_paused)),
+        ),
+        dead_letters("job", sum(queue.counts.get(failed, 0) for queue in queues)),
     ]
+
+
+def _jobs_in(queues: Sequence[Queue]) -> list[Series]:
+    """Jobs by queue and status; those of queues that have no room are counted together."""
+    statuses = [each.value for each in JobStatus]
+    room = MAX_SERIES // (len(statuses) + 1)  # the further one is that of unreadable rows
+    own, others = _parted(queues, room)
+    counted = [(queue.name, queue.counts) for queue in own]
+    if others:
+        together: Counter[str] = Counter()
+        for queue in others:
+            for status, number in queue.counts.items():
+                together[status] += number
+        counted.append((OTHERS, together))
+    # Zeros as well, so that no series vanishes with the last job in its state.
+    found: list[Series] = [
+        ({"queue": name, "status": status}, counts.get(status, 0))
+        for name, counts in counted
+        for status in statuses
+    ]
+    found += [
+        ({"queue": name, "status": UNREADABLE}, counts[UNREADABLE])
+        for name, counts in counted
+        if counts.get(UNREADABLE)
+    ]
+    return found
+
+
+def _worst(queues: Sequence[Queue], of: Callable[[Queue], float]) -> list[Series]:
+    """A number by queue; of queues that have no room, the greatest."""
+    own, others = _parted(queues, MAX_SERIES)
+    found: list[Series] = [({"queue": queue.name}, of(queue)) for queue in own]
+    if others:
+        found.append(({"queue": OTHERS}, max(map(of, others))))
+    return found
+
+
+def _parted(queues: Sequence[Queue], room: int) -> tuple[Sequence[Queue], Sequence[Queue]]:
+    """The queues that have series of their own, the first by name, and all others."""
+    if len(queues) <= room:
+        return queues, ()
+    return queues[: room - 1], queues[room - 1 :]
 
 
 def _of_workers(workers: Sequence[WorkerRecord], now: float) -> list[Family]:
@@ -198,12 +234,13 @@ def _of_missing(missing: Sequence[Named], now: float) -> Family:
 
 def _of_missing_handlers(missing: Sequence[Named], queues: Sequence[Queue], now: float) -> Family:
     """One that was never seen is missing for as long as the oldest job of its queues waits."""
-    waits = {queue.name: _age(queue.oldest_due_at, now) for queue in queues}
+    since = {queue.name: queue.oldest_due_at for queue in queues} if missing else {}
     found = []
     for each in missing:
         executor, handler = route(each.executor)
         if "#" in each.executor:
-            longest = max((waits.get(queue, 0.0) for queue in each.queues), default=0.0)
+            waits = (_age(since.get(queue), now) for queue in each.queues)
+            longest = max(waits, default=0.0)
             labels = {"executor": executor, "handler": handler}
             found.append((labels, min(_age(each.seen_at, now), longest)))
     text = "How long no worker has had a handler that due jobs wait for."
