@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from ergon_framework.core.text import counted
-from ergon_framework.errors import ErgonError, StoreError
+from ergon_framework.errors import ErgonError, StoreError, StoreReadOnlyError
 from ergon_framework.jobs.views import moment
 from ergon_framework.storage.secure_files import prepare_database
 
@@ -131,10 +131,10 @@ class AuditLog:
         try:
             done = do()
         except ErgonError as error:
-            # A store that did not answer may have done it all the same.
-            outcome = (
-                AuditOutcome.UNKNOWN if isinstance(error, StoreError) else AuditOutcome.REFUSED
-            )
+            # A store that did not answer may have done it all the same; one that may not be written
+            # has not.
+            is_unknown = isinstance(error, StoreError) and not isinstance(error, StoreReadOnlyError)
+            outcome = AuditOutcome.UNKNOWN if is_unknown else AuditOutcome.REFUSED
             self._end(entry, outcome, None, error.code)
             raise
         number = done if isinstance(done, int) and not isinstance(done, bool) else None

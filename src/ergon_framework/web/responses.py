@@ -25,8 +25,12 @@ from ergon_framework.errors import (
     JobError,
     JobNotFoundError,
     JobStateError,
+    StoreBrokenError,
     StoreError,
+    StoreFullError,
+    StoreReadOnlyError,
     StoreSchemaError,
+    StoreUnsafeError,
 )
 from ergon_framework.providers.schemas import ProviderHealthError
 from ergon_framework.web.audit import AuditError
@@ -98,6 +102,21 @@ WRONG_TABLES = (
     " upgrade brings older ones up to date"
 )
 """What helps where asking again does not."""
+_REFUSALS = {
+    StoreReadOnlyError.code: "the log of the server says which right it lacks, or where the store"
+    " was moved to",
+    StoreFullError.code: "make room on its disk; the log of the server names the store",
+    StoreBrokenError.code: "the log of the server says what broke",
+    StoreUnsafeError.code: "the log of the server says whose files these are",
+}
+"""What helps where a store answers, and does not do what it was asked."""
+
+
+def refusal_of(code: str) -> tuple[str, str]:
+    """What a part does that failed with a code, and what helps; nothing where it is asked again."""
+    if code == StoreSchemaError.code:
+        return "does not answer", WRONG_TABLES
+    return ("refuses that", _REFUSALS[code]) if code in _REFUSALS else ("does not answer", "")
 
 
 class BackendUnavailableError(ErgonError):
@@ -106,8 +125,8 @@ class BackendUnavailableError(ErgonError):
     code = "store_unavailable"
 
     def __init__(self, part: str, title: str, code: str) -> None:
-        remedy = WRONG_TABLES if code == StoreSchemaError.code else ""
-        super().__init__(f"{title} does not answer", remedy=remedy, details={"part": part})
+        problem, remedy = refusal_of(code)
+        super().__init__(f"{title} {problem}", remedy=remedy, details={"part": part})
         self.code = code
 
 

@@ -15,6 +15,7 @@ from urllib.parse import quote_plus
 from ergon_framework.core.text import counted, failure_text, first_names, one_line
 from ergon_framework.ports.jobstore import StatusCounts
 from ergon_framework.web.console.formatting import Chip, error_family, number, span
+from ergon_framework.web.responses import refusal_of
 
 MAX_MESSAGE = 120
 """Characters of an error that one sentence tells."""
@@ -74,19 +75,20 @@ class JobsSeen:
         return self.totals.counts.get(status, 0), status in self.totals.more
 
 
+def _of_part(title: str, code: str) -> Concern:
+    problem, remedy = refusal_of(code)
+    if problem == "refuses that":
+        problem = "refuses to be read"
+    hint = "What it keeps is not shown until it does; this page asks again by itself."
+    if remedy:
+        hint = f"{remedy[:1].upper()}{remedy[1:]}."
+    name = title[:1].upper() + title[1:]
+    return Concern("bad", name, f"{problem} ({code}).", hint, "/", "Look again")
+
+
 def concerns(seen: JobsSeen | None, away: Iterable[tuple[str, str]]) -> list[Concern]:
     """What needs a person, the worst first. ``away``: parts that do not answer, with the code."""
-    found = [
-        Concern(
-            "bad",
-            title[:1].upper() + title[1:],
-            f"does not answer ({code}).",
-            "What it keeps is not shown until it does; this page asks again by itself.",
-            "/",
-            "Look again",
-        )
-        for title, code in away
-    ]
+    found = [_of_part(title, code) for title, code in away]
     if seen is not None:
         found += _of_queues(seen)
         found += _of_dead(seen)
