@@ -37,9 +37,10 @@ SINCE: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("RPUSH", "SADD"), (2, 4)),  # of several
     **dict.fromkeys(("ZREVRANGE", "ZSCORE"), (1, 2)),
     "PERSIST": (2, 2),
-    **dict.fromkeys(("HKEYS", "ZUNIONSTORE"), (2, 0)),
+    **dict.fromkeys(("HLEN", "ZUNIONSTORE"), (2, 0)),
     **dict.fromkeys(("CONFIG", "PUBLISH", "SUBSCRIBE"), (2, 0)),
     "ZREVRANGEBYSCORE": (2, 2),
+    "HSCAN": (2, 8),
     **dict.fromkeys(("EVAL", "EVALSHA", "TIME"), (2, 6)),
     "ZRANGEBYLEX": (2, 8, 9),
     "ZADD": (3, 0, 2),  # with NX

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -12,15 +11,14 @@ import msgspec
 
 from ergon_framework.core.claim import NO_LIMITS, ClaimRequest
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.jobs.stores.bounded_counts import MOST_PRIORITIES, next_names
-from ergon_framework.jobs.stores.documents import Reader, earliest, named_in, queue_of, text_of
+from ergon_framework.jobs.stores.documents import Reader, earliest, queue_of, text_of
 from ergon_framework.jobs.stores.erasure import erased
 from ergon_framework.jobs.stores.redis.admin import count_in, search
 from ergon_framework.jobs.stores.redis.flows import RedisFlows
+from ergon_framework.jobs.stores.redis.queues import RedisQueues
 from ergon_framework.jobs.stores.redis.records import RedisJobRecords
 from ergon_framework.jobs.stores.redis.rows import (
     NUMBERS,
-    STATUSES,
     Blobs,
     RedisRow,
     cancel_request_of,
@@ -58,7 +56,6 @@ from ergon_framework.jobs.stores.transitions import (
 )
 from ergon_framework.jobs.stores.unreadable import (
     READ_ERRORS,
-    UNREADABLE,
     SkippedRows,
     argument_problem,
     key_is_held,
@@ -109,15 +106,6 @@ _answers = msgspec.msgpack.Decoder(list[bool]).decode
 _PURGE = script("frozen", *JOBS, "delete", "purge")
 _ERASE = script("frozen", *JOBS, "erase")
 _PRUNE = script("frozen", *JOBS, "delete", "prune")
-_QUEUES = script(*JOBS, "queues")
-_QUEUE_NAMES = script(*JOBS, "queue_names")
-_LOOK_AT_QUEUES = script(*JOBS, "look_at_queues")
-_COUNT_BY_STATUS = script("rows", "count_by_status")
-_MOST_LOOKED_AT = 1000
-"""Jobs that wait for their time, and groups that wait for a limit key, at which one look at queues
-looks: the server serves no other client meanwhile.
-"""
-_NAMED = script("rows", "named")
 _HEARTBEAT = script("rows", "heartbeat")
 _RESTORE = script("frozen", *JOBS, "restore")
 _HELD, _NONE = 2, 3
@@ -158,6 +146,7 @@ class RedisJobStore:
         """What commands in messages name it by."""
         self.transitions = Transitions(self.transactions)
         self._flows = RedisFlows(self.transactions, self.transitions.end_outdated)
+        self._queues = RedisQueues(self.transactions, self.unreadable)
         self._reader = Reader()
         self._turns: dict[str, str] = {}  # by executor: the queue that was first the last time
 
@@ -495,59 +484,23 @@ class RedisJobStore:
 
     def queues(self) -> list[Queue]:
         """Every queue that has jobs or settings, by name."""
-        counted, kept, times = self.transactions.run(_QUEUES)
-        counts: dict[str, dict[str, int]] = {}
-        for name, number in pairs(counted):
-            status, _, queue = name.partition(":")
-            counts.setdefault(queue, {})[STATUSES[int(status)].value] = int(number)
-        for each in self.unreadable():
-            mine = counts.setdefault(each.queue, {})
-            mine[UNREADABLE] = mine.get(UNREADABLE, 0) + 1
-        settings = {name: read_settings(blob) for name, blob in pairs(kept)}
-        oldest = {name: float(instant) for name, instant in pairs(times)}
-        return [
-            queue_of(name, settings.get(name, NO_LIMITS), counts.get(name), oldest.get(name))
-            for name in sorted({*counts, *settings})
-        ]
+        return self._queues.queues()
 
     def queue_names(
         self, *, prefix: str = "", after: str = "", limit: int = 100, is_due: bool = False
     ) -> list[str]:
         """The next queues that have jobs or settings, by name."""
-        found = self.transactions.run(_QUEUE_NAMES, prefix, is_due, _MOST_LOOKED_AT)
-        names = [name.decode() for name in found]
-        if not is_due:
-            names += [each.queue for each in self.unreadable()]
-        return next_names(names, prefix=prefix, after=after, limit=limit)
+        return self._queues.queue_names(prefix=prefix, after=after, limit=limit, is_due=is_due)
 
     def look_at_queues(
         self, names: Sequence[str], *, most: int = MOST_COUNTED, sample: int = MOST_SAMPLED
     ) -> list[Queue]:
         """These queues in this order; the counts are exact, as the server keeps them."""
-        bounds = min(sample, _MOST_LOOKED_AT), MOST_PRIORITIES
-        found = self.transactions.run(_LOOK_AT_QUEUES, list(names), *bounds) if names else []
-        aside = Counter(each.queue for each in self.unreadable())
-        queues = []
-        for name, (numbers, blob, instant) in zip(names, found, strict=True):
-            counts = {
-                status.value: int(number)
-                for status, number in zip(STATUSES, numbers, strict=True)
-                if number is not None
-            }
-            if aside[name]:
-                counts[UNREADABLE] = aside[name]
-            settings = NO_LIMITS if blob is None else read_settings(blob)
-            oldest = None if instant is None else float(instant)
-            queues.append(queue_of(name, settings, counts, oldest))
-        return queues
+        return self._queues.look_at(names, sample)
 
     def count_by_status(self, *, most: int = MOST_COUNTED) -> StatusCounts:
         """The jobs of the whole store by status; exact, as the server keeps the counts."""
-        numbers = self.transactions.run(_COUNT_BY_STATUS)
-        counts = {each.value: n for each, n in zip(STATUSES, numbers, strict=True) if n}
-        if aside := len(self.unreadable()):
-            counts[UNREADABLE] = aside
-        return StatusCounts(counts=counts)
+        return self._queues.count_by_status()
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
         """Change some settings of a queue; the answer has no counts."""
@@ -604,12 +557,7 @@ class RedisJobStore:
 
     def named(self) -> list[Named]:
         """The executors that due jobs name, by name."""
-        lanes, seen = self.transactions.run(_NAMED)
-        found = zip(lanes[::2], lanes[1::2], strict=True)
-        return named_in(
-            [(executor.decode(), queue.decode()) for executor, queue in found],
-            {name: float(instant) for name, instant in pairs(seen)},
-        )
+        return self._queues.named()
 
     def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
         """Jobs that name this executor, could be claimed, and became due before that instant."""

@@ -1,5 +1,7 @@
--- How many jobs of all queues have each status, in the order of their numbers.
+-- How many jobs of all queues have each status, in the order of their numbers. In: now, and of how many counts
+-- that is told at once; false: there are more.
 
+if call("HLEN", COUNTS) > args[2] then return false end
 local numbers = {}
 for status = PENDING, CANCELLED do numbers[status + 1] = 0 end
 local found = call("HGETALL", COUNTS)
