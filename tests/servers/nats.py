@@ -14,6 +14,7 @@ import pytest
 
 from tests.servers.server import Server, free_port, made, started
 from tests.servers.skip_loudly import MissingServerError
+from tests.waiting import until
 
 _CONFIG = """
 listen: "127.0.0.1:{port}"
@@ -23,6 +24,7 @@ max_payload: 8388608
 jetstream {{ store_dir: "{folder}/js", sync_interval: {sync} }}
 {more}
 """
+_RELOADED = "Reloaded server configuration"
 
 
 def nats_program() -> Path:
@@ -73,6 +75,12 @@ class NatsServer(Server):
     def new_space(self) -> str:
         """A URL under which nothing is kept yet."""
         return self.url(f"test{next(self._numbers)}")
+
+    def reload(self) -> None:
+        """Have it read its settings again, and wait until it has."""
+        before = self._said().count(_RELOADED)
+        super().reload()
+        until(lambda: self._said().count(_RELOADED) > before, "the new settings")
 
     def _words(self) -> list[str]:
         return [str(self._program), "-c", str(self.folder / "nats.conf")]

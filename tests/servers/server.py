@@ -112,6 +112,11 @@ class Server(ABC):
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
+    def reload(self) -> None:
+        """Have it read its settings again; when it has done so, only some servers say."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGHUP)
+
     def _end(self, how: signal.Signals) -> None:
         process, self._process = self._process, None
         if process is None:

@@ -6,14 +6,17 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ergon_framework.connector.broker.connection import BrokerUnavailableError
 from ergon_framework.connector.broker.leases import DeliveryExpiredError
 from ergon_framework.connector.nats import NatsConnector
-from ergon_framework.errors import ConfigurationError, ErgonError
+from ergon_framework.errors import ConfigurationError, ErgonError, StoreUnavailableError
 from ergon_framework.ports.transaction import Transaction
 from tests import fork_server
 from tests.boundary.node.cables import Cable
@@ -239,3 +242,56 @@ def _acked(connector: NatsConnector, held: Transaction) -> bool:
     except ErgonError:
         return False
     return True
+
+
+def settled(connector: NatsConnector, delivery: Transaction) -> bool:
+    """Whether its outcome could be told; a refusal is waited out."""
+    with suppress(StoreUnavailableError, BrokerUnavailableError):
+        connector.ack(delivery)
+        return True
+    return False
+
+
+USERS = """
+accounts {{ A {{ jetstream: enabled, users: [
+    {{ user: boss, password: x }},
+    {{ user: app, password: x, permissions: {{ publish: {{ deny: [{denied}] }} }} }}
+] }} }}
+"""
+
+
+@pytest.mark.req("X19")
+def test_permissions_that_are_taken_away_are_named(own_nats: NatsServer) -> None:
+    """At once, not after a timeout; health is bad until they are back, and nothing is lost."""
+
+    def allow_all_but(denied: str) -> None:
+        own_nats.configure(more=USERS.format(denied=denied))
+        own_nats.reload()
+
+    own_nats.configure(more=USERS.format(denied=""))
+    own_nats.start()
+    operator = Streams(own_nats.url(user="boss:x"))
+    stream = operator.make()
+    given = options(own_nats.url(user="app:x"), stream, ack_wait=30.0)
+    with NatsConnector(**given) as connector:
+        connector.dispatch_transactions(some(2))
+        first, second = connector.fetch_transactions(2)
+        allow_all_but('"$JS.ACK.>"')
+
+        with pytest.raises(
+            StoreUnavailableError, match=r'violation for publish to "\$js.ack'
+        ) as told:
+            connector.ack(first)
+        assert "permissions of the user" in told.value.remedy
+        assert not connector.health()
+        allow_all_but('"$JS.API.CONSUMER.MSG.NEXT.>"')
+        until(lambda: settled(connector, first) and settled(connector, second), "both outcomes")
+        with ThreadPoolExecutor(1) as pool:
+            connector.dispatch_transactions(some(1, "later"))
+            fetching = pool.submit(connector.fetch_transactions, 1, wait=30.0)
+            until(lambda: not connector.health(), "a fetch that is refused")
+            allow_all_but("")
+            (later,) = fetching.result(60)
+        connector.ack(later)
+        assert connector.health()
+    operator.close()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
@@ -16,7 +16,7 @@ from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.storage.connection_errors import as_unavailable
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.nats.address import DEFAULT_TIMEOUTS, NatsAddress, NatsTimeouts
-from ergon_framework.storage.nats.errors import away, closed, lost
+from ergon_framework.storage.nats.errors import PermissionsError, away, closed, lost
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -59,6 +59,8 @@ class _Asked:
 
     answered: asyncio.Future[list[NatsReply]]
     is_many: bool
+    subjects: frozenset[str]
+    """What it was sent to."""
     replies: list[NatsReply] = field(default_factory=list)
 
 
@@ -67,10 +69,15 @@ class _Session:
 
     client: Client
 
-    def __init__(self, when_over: Sequence[Callable[[], None]]) -> None:
+    def __init__(
+        self,
+        when_over: Sequence[Callable[[], None]],
+        when_denied: Sequence[Callable[[PermissionsError], None]],
+    ) -> None:
         self.inbox = ""
         self.asked: dict[str, _Asked] = {}
         self._when_over = when_over
+        self._when_denied = when_denied
 
     async def hear(self, message: Msg) -> None:
         """Take a reply and wake the caller."""
@@ -91,6 +98,14 @@ class _Session:
         for callback in self._when_over:
             callback()
 
+    def deny(self, error: PermissionsError) -> None:
+        """Fail what was asked without the permission for it: the server will not answer it."""
+        for asked in self.asked.values():
+            if not asked.answered.done() and is_about(error, asked.subjects):
+                asked.answered.set_exception(error)
+        for callback in self._when_denied:
+            callback(error)
+
 
 class NatsClient:
     """Connects when something is asked, and again after the connection was lost."""
@@ -108,6 +123,8 @@ class NatsClient:
         self._callbacks: dict[str, Callable[[], None]] = {}
         self.when_over: list[Callable[[], None]] = []
         """Called in the loop's thread when a connection is over."""
+        self.when_denied: list[Callable[[PermissionsError], None]] = []
+        """Called there when the server says that the user lacks a permission."""
         self._is_closed = False
         self._forget()
 
@@ -225,7 +242,8 @@ class NatsClient:
         try:
             for group in groups:
                 number = str(next(self._numbers))
-                asked = _Asked(asyncio.get_running_loop().create_future(), is_many)
+                subjects = frozenset(subject for subject, _, _ in group)
+                asked = _Asked(asyncio.get_running_loop().create_future(), is_many, subjects)
                 begun[number] = session.asked[number] = asked
                 for index, (subject, data, headers) in enumerate(group, 1):
                     if index > 1:
@@ -286,8 +304,10 @@ class NatsClient:
     async def _open(self) -> _Session:
         from ergon_framework.storage.nats.connect import connect, quietly
 
-        session = _Session(self.when_over)
-        session.client = client = await connect(self.address, session.give_up, self.timeouts)
+        session = _Session(self.when_over, self.when_denied)
+        session.client = client = await connect(
+            self.address, session.give_up, self.timeouts, session.deny
+        )
         try:
             session.inbox = client.new_inbox()
             # One subscription for all answers: a subscription per request would cost a round trip
@@ -323,6 +343,12 @@ class NatsClient:
             # take time.
             session.give_up()
             await quietly(session.client, self.timeouts.connect)
+
+
+def is_about(error: PermissionsError, subjects: Iterable[str]) -> bool:
+    """Whether a lacking permission is one to publish to these, or to hear any answer at all."""
+    text = str(error).lower()
+    return "subscription" in text or any(f'"{each.lower()}"' in text for each in subjects)
 
 
 def headers_of(message: Msg) -> dict[str, str]:

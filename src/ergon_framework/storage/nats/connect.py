@@ -30,7 +30,7 @@ from ergon_framework.storage.nats.address import (
     NatsAddress,
     NatsTimeouts,
 )
-from ergon_framework.storage.nats.errors import away, expired, refused
+from ergon_framework.storage.nats.errors import PermissionsError, away, expired, refused
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -245,14 +245,19 @@ logger = logging.getLogger("ergon_framework.storage")
 
 # Seconds for hanging up where no connection was established: the library may wait for it.
 _ABORT_TIMEOUT = 0.5
+_DENIED = "permissions violation"
 
 
 async def connect(
     address: NatsAddress,
     when_over: Callable[[], None],
     timeouts: NatsTimeouts = DEFAULT_TIMEOUTS,
+    when_denied: Callable[[PermissionsError], None] = lambda _: None,
 ) -> PatchedClient:
     """A connection, not mended when it is lost: ``when_over`` is called then.
+
+    ``when_denied`` is called when the server says that the user lacks a permission: it says so
+    beside the request, which it does not answer.
 
     The files that the URL names are read each time, so that they can be renewed.
     """
@@ -260,9 +265,13 @@ async def connect(
     public_key = None if signer is None else signer.public()
     client = PatchedClient(needs_tls=address.has_tls, public_key=public_key)
     troubles = list[Exception]()
+    opening_is_over = False
 
     async def trouble(error: Exception) -> None:
-        troubles.append(error)
+        if _DENIED in str(error).lower():
+            when_denied(PermissionsError(str(error).removeprefix("nats: ")))
+        if not opening_is_over:  # later ones are of nobody's interest, and may come for ever
+            troubles.append(error)
 
     async def over() -> None:
         when_over()
@@ -301,6 +310,7 @@ async def connect(
         found = next((each for each in refusals if each is not None), None)
         found = found or await _unheard(address, causes, timeouts.probe)
         raise found or away(address.name, causes[0]) from error
+    opening_is_over = True
     return client
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ergon_framework.errors import (
     ConfigurationError,
@@ -27,6 +27,16 @@ _ACCESS_DENIED = ("authorization", "authentication", "permissions", "account")
 _FULL = ("maximum bytes", "maximum messages", "insufficient", "storage")
 _TOO_LARGE = ("maxpayload", "maximum payload", "message size")
 _REMEDY = "see that the server runs and can be reached: nats server check connection"
+
+
+class PermissionsError(Exception):
+    """What a server says of a subject that this user may not publish to, or subscribe to."""
+
+
+class NatsForbiddenError(StoreUnavailableError):
+    """The server is there, and this user lacks a permission, until somebody gives it back."""
+
+    is_refusal: ClassVar[bool] = True
 
 
 def refused(address: NatsAddress, error: BaseException) -> ErgonError | None:
@@ -76,6 +86,13 @@ def lost(name: str, error: BaseException) -> ErgonError:
     """The error of a request without a reply."""
     if type(error).__name__ == "MaxPayloadError":
         return too_large(name)
+    if isinstance(error, PermissionsError):
+        return NatsForbiddenError(
+            f"{name} does not let this user do that: {_text(error)}",
+            remedy="allow the subject in the permissions of the user, and have the server reload"
+            " them; what was asked is then asked again",
+            details={"is_lost": False},
+        )
     return StoreUnavailableError(
         f"{name} did not answer: {_text(error)}; whether it did what was asked is not known",
         remedy=f"do the same again, nothing is stored twice; {_REMEDY}",

@@ -13,8 +13,8 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.storage.nats.client import STATUS_HEADER, NatsClient, headers_of
-from ergon_framework.storage.nats.errors import lost
+from ergon_framework.storage.nats.client import STATUS_HEADER, NatsClient, headers_of, is_about
+from ergon_framework.storage.nats.errors import PermissionsError, lost
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -69,7 +69,9 @@ class PullSubscription:
         self._wanted = 0
         self._messages: list[Msg] = []
         self._ended: asyncio.Future[tuple[str, str]] | None = None
+        self._subject = ""  # that it was asked for at
         client.when_over.append(self._over)
+        client.when_denied.append(self._denied)
 
     async def pull(self, subject: str, most: int, *, wait: float = 0.0, room: int = 0) -> Pulled:
         """Up to ``most`` messages, of ``room`` bytes together if that is not 0.
@@ -93,6 +95,7 @@ class PullSubscription:
         ended = self._ended = asyncio.get_running_loop().create_future()
         self._number, self._messages = f"{self._inbox}.{next(self._numbers)}", []
         self._wanted = int(str(request["batch"]))
+        self._subject = subject
         try:
             await client.publish(subject, json.dumps(request).encode(), self._number)
             found = await asyncio.wait_for(ended, wait + self._client.timeouts.response)
@@ -150,3 +153,9 @@ class PullSubscription:
             await client.publish(message.reply, _NAK)
         except (StoreUnavailableError, OSError):
             return  # its time to be acknowledged runs out instead
+
+    def _denied(self, error: PermissionsError) -> None:
+        """The server does not answer a pull that the user may not ask for."""
+        ended = self._ended
+        if ended is not None and not ended.done() and is_about(error, [self._subject]):
+            ended.set_exception(error)
