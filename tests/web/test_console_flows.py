@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from ergon_framework.core.flow import FlowStatus
 from ergon_framework.jobs import JobClient
 from ergon_framework.jobs.store_urls import open_store
+from ergon_framework.ports.flow import NewFlow, StepPlace
+from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.web.application import create_app
 from ergon_framework.web.console.flow_graph import Steps, drawing, layout_of, with_others
 from tests.web.console_client import ConsoleClient
@@ -40,6 +43,18 @@ def album(place: Path, pictures: int = 3, *, has_failed: bool = False) -> str:
 def test_a_store_without_flows_teaches(client: ConsoleClient) -> None:
     """Where there is none, the page shows what makes one."""
     assert "client.chain(" in page(client, "/console/flows")
+
+
+def test_a_flow_with_slashes_in_its_id(client: ConsoleClient, tmp_path: Path) -> None:
+    """Its link leads to its page, as that of a job does."""
+    place = StepPlace(flow_id="2026/11/a b")
+    with closing(open_store(f"sqlite:///{tmp_path}/work.db")) as store:
+        flow = NewFlow(
+            id="2026/11/a b", name="month", joins=(), plan=b'{"tree":{"step":1,"handler":"build"}}'
+        )
+        store.flows.add(flow, [NewJob(id="s", handler="build", step=place)])  # type: ignore[attr-defined]  # each of ours has them
+    [link] = re.findall(r'href="([^"]+)">month<', page(client, "/console/flows"))
+    assert "2026/11/a b" in page(client, link)
 
 
 def test_the_list(client: ConsoleClient, tmp_path: Path) -> None:

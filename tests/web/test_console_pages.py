@@ -341,6 +341,37 @@ def test_below_another_application(tmp_path: Path) -> None:
     assert 'href="/console' not in text
 
 
+def test_below_a_prefix_that_a_proxy_takes_off(tmp_path: Path) -> None:
+    """Links have the prefix, also those of a page to itself, and ``/c`` is no part of a path."""
+    fill_jobs(tmp_path)
+    inner = create_app(settings=settings_in(tmp_path))
+    for root in ("/ops", "/c"):
+
+        async def rooted(scope: Any, receive: Any, send: Any, root: str = root) -> None:
+            await inner({**scope, "root_path": root}, receive, send)
+
+        client = ConsoleClient(rooted)  # type: ignore[arg-type]  # an application of our own
+        text = page(client, "/console/jobs")
+        links = re.findall(r'(?:href|action|src)="(/[^"]*)"', text)
+        assert f"{root}/console/jobs?format=csv" in links
+        assert [link for link in links if not link.startswith(f"{root}/console")] == []
+
+
+@pytest.mark.parametrize("path", ["queues", "jobs", "flows", "traces", "zones"])
+def test_a_slash_too_many(client: ConsoleClient, path: str) -> None:
+    """It leads to the page."""
+    answer = client.get(f"/console/{path}/?format=json")
+    assert (answer.status_code, answer.url.path) == (200, f"/console/{path}")
+    assert answer.url.query == b"format=json"
+    assert client.get(f"/console/{path}x/").status_code == 404
+
+
+@pytest.mark.parametrize("number", ["-1", "9" * 30, "9" * 5000, "x"])
+def test_no_number_of_a_fact(client: ConsoleClient, number: str) -> None:
+    """There is no such fact, however long the number is."""
+    page(client, f"/console/zones/plant-a/quarantine/{number}", 404)
+
+
 def test_dead_letters_by_family(client: ConsoleClient) -> None:
     """Those with one handler and one error together, with a link to their jobs."""
     text = page(client, "/console/dead-letters")

@@ -95,7 +95,7 @@ class Authentication:
             except NotAllowedError as error:
                 await answer_of(error)(scope, receive, send)
                 return
-            if not is_known and not self._is_open(_route_path(scope)):
+            if not is_known and not self._is_open(route_path(scope)):
                 refused = self._unknown(scope, headers)
         await (self._app if refused is None else refused)(scope, receive, send)
 
@@ -185,15 +185,18 @@ class Authentication:
         )
 
 
-def _route_path(scope: Scope) -> str:
-    """The path below where this application is mounted, if it is mounted in another one."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
+def route_path(scope: Scope) -> str:
+    """The path below where this application is mounted, if it is mounted in another one.
+
+    A proxy may have taken that off the path, and ``/ops`` is no part of ``/opsroom``.
+    """
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path[len(root) :] if path == root or path.startswith(f"{root}/") else path
 
 
 def _is_page(scope: Scope, headers: Headers) -> bool:
     """Whether a person with a browser asks for a page of the console."""
-    path = _route_path(scope)
+    path = route_path(scope)
     is_below = path in {"/", CONSOLE} or path.startswith(f"{CONSOLE}/")
     return is_below and "text/html" in headers.get("accept", "")
 
@@ -274,7 +277,7 @@ class RequestLimiter:
         refused = self._refused(scope)
         if refused is not None:
             await refused(scope, receive, answer.send)
-        elif _route_path(scope) == EVENTS:
+        elif route_path(scope) == EVENTS:
             await self._app(scope, receive, answer.send)
         else:
             # Routes declare GET alone; of a HEAD, _Answer leaves the body out.
@@ -301,7 +304,7 @@ class RequestLimiter:
             closing = {"Connection": "close"}
             return error_response(413, "too_large", "the body is too large", remedy, closing)
         # Probes are always answered: a busy server must not be restarted for it.
-        if self._running >= self._limits.requests and _route_path(scope) not in (*PROBES, EVENTS):
+        if self._running >= self._limits.requests and route_path(scope) not in (*PROBES, EVENTS):
             return _later("too_busy", f"{self._running} requests are being answered")
         return None
 
@@ -365,13 +368,13 @@ class _Answer:
 def _may_change(scope: Scope) -> bool:
     """Whether this may be a form of the console or a post to the API: its length is told."""
     has_length = any(name == b"content-length" for name, _ in scope["headers"])
-    path = _route_path(scope)
+    path = route_path(scope)
     is_ours = path.startswith((f"{CONSOLE}/", JOBS_API, FLOWS_API))
     return scope["method"] == "POST" and is_ours and has_length
 
 
 def _most(scope: Scope) -> int:
-    path = _route_path(scope)
+    path = route_path(scope)
     is_edit = path.startswith(EDIT_FORM) or (path.startswith(JOBS_API) and path.endswith(EDIT))
     is_signal = path.startswith(FLOWS_API) and path.endswith(SIGNAL)
     return MAX_EDIT_BODY if (is_edit or is_signal) and scope["method"] == "POST" else MAX_BODY

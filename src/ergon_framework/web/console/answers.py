@@ -22,7 +22,7 @@ from starlette.responses import Response
 from ergon_framework.errors import ErgonError
 from ergon_framework.web.console import formatting
 from ergon_framework.web.console.formatting import Figure
-from ergon_framework.web.middleware import CONSOLE
+from ergon_framework.web.middleware import CONSOLE, route_path
 from ergon_framework.web.responses import NO_STORE, answer_of, json_response
 from ergon_framework.web.sessions import BrowserSession
 
@@ -164,7 +164,8 @@ def _with_format(request: Request, name: str) -> str:
 
 def path_of(request: Request) -> str:
     """The path that was asked for, as a link has it: an id may have a percent sign in it."""
-    return quote(request.scope["path"], safe="/:@!$&'()*+,;=")
+    path = request.scope.get("root_path", "") + route_path(request.scope)
+    return quote(path, safe="/:@!$&'()*+,;=")
 
 
 def address_with(request: Request, **query: str) -> str:

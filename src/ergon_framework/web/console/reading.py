@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from functools import partial
@@ -54,12 +55,18 @@ from ergon_framework.web.console.zone_page import (
 from ergon_framework.web.flow_actions import FLOW_ACTIONS
 from ergon_framework.web.job_routes import Place
 from ergon_framework.web.middleware import caller_of
-from ergon_framework.web.responses import MAX_PAGE, InvalidParameterError, cursor_place
+from ergon_framework.web.responses import (
+    MAX_PAGE,
+    InvalidParameterError,
+    ResourceNotFoundError,
+    cursor_place,
+)
 
 Shown = Callable[[Request], Awaitable[View | Response]]
 S = TypeVar("S", bound=StrEnum)
 SHOWN, MOST_TOLD = 50, 100
 """Rows on a page, and entries of the journal."""
+_ITEM = re.compile("[0-9]{1,18}")
 _CONTENT = ("envelope", "fact")
 
 
@@ -86,10 +93,10 @@ class ReadingPages:
         """By their paths below the console."""
         return {
             "/flows": self._flows,
-            "/flows/{flow_id}": self._flow,
+            "/flows/{flow_id:path}": self._flow,
             "/providers/{provider}/{capability:path}": self._capability,
             "/zones/{zone}": self._zone,
-            "/zones/{zone}/quarantine/{item:int}": self._set_aside,
+            "/zones/{zone}/quarantine/{item}": self._set_aside,
             "/tasks": self._tasks,
             "/traces": self._traces,
             "/traces/find": self._find_trace,
@@ -107,7 +114,11 @@ class ReadingPages:
         return View("zone.html", name, found, rows, QUARANTINE_COLUMNS, extra, is_live=True)
 
     async def _set_aside(self, request: Request) -> View:
-        name, item = request.path_params["zone"], request.path_params["item"]
+        name, given = request.path_params["zone"], request.path_params["item"]
+        if not _ITEM.fullmatch(given):  # Starlette's own numbers fail beyond 4,300 digits
+            remedy = f"look at the quarantine of the zone {name!r}"
+            raise ResourceNotFoundError("there is no such fact", remedy=remedy)
+        item = int(given)
         found = await content_document(self._pool, name, item)
         is_wanted = request.query_params.get("payloads") in ("true", "1")
         is_whole = is_wanted and self._pool.shows_payloads

@@ -29,6 +29,7 @@ from ergon_framework.web.console.answers import (
     View,
     address_with,
     format_of,
+    path_of,
 )
 from ergon_framework.web.console.attention import shown_of
 from ergon_framework.web.console.audit_page import (
@@ -79,7 +80,15 @@ from ergon_framework.web.job_actions import (
     actions_for,
     actions_for_all,
 )
-from ergon_framework.web.middleware import CALLER, EVENTS, PROXIED, ROLE, SIGN_IN, caller_of
+from ergon_framework.web.middleware import (
+    CALLER,
+    EVENTS,
+    PROXIED,
+    ROLE,
+    SIGN_IN,
+    caller_of,
+    route_path,
+)
 from ergon_framework.web.responses import (
     MAX_PAGE,
     InvalidParameterError,
@@ -168,6 +177,8 @@ class Console:
             router.add_route(path, self._entrance, ["GET"])
         router.add_route(f"{ROOT}/static/{{name}}", self._static, ["GET"])
         router.add_api_route(EVENTS, self._changes, response_model=None)  # which refuses HEAD
+        for path in ("/jobs/", "/flows/", "/traces/"):  # else of an id without a letter
+            router.add_route(ROOT + path, self._slashed, ["GET"])
         for path, show in pages.items():
             router.add_route(ROOT + path, self._page(show), ["GET"])
         if self._taker.sessions is not None:
@@ -250,7 +261,14 @@ class Console:
             raise ResourceNotFoundError("there is no such file", remedy=f"{ROOT} links those")
         return self._answers.file(name)
 
-    async def _missing(self, _request: Request) -> View:
+    async def _slashed(self, request: Request) -> Response:
+        """A slash too many leads on."""
+        query = request.url.query
+        return RedirectResponse(path_of(request).rstrip("/") + (f"?{query}" if query else ""), 307)
+
+    async def _missing(self, request: Request) -> View | Response:
+        if route_path(request.scope).endswith("/"):
+            return await self._slashed(request)
         remedy = "the links beside this text lead to every page that there is"
         raise ResourceNotFoundError("there is no such page", remedy=remedy)
 
