@@ -11,7 +11,7 @@ while user code runs.
 The file is long because it is one subject: all of it reads and changes the state of one call under
 one lock, and most invariants span several sections (what is delivered is ``ready``, ``live``, has
 an outcome, or goes back; the account at the end checks that). What has state of its own is apart:
-``intake`` (the source), ``settlement``, ``deadlines``, ``decider``, ``instrumentation``.
+``intake`` (the source), ``settlement_retry``, ``deadlines``, ``decider``, ``instrumentation``.
 
 In order: workers and deadlines; report and account; the source; stopping; starting, waking and
 replacing workers; what a hook's return or exception leads to; runs that end without their worker;

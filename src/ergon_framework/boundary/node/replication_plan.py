@@ -2,7 +2,7 @@
 
 Here a fact goes to quarantine for what it is: malformed, not valid, or not for this zone. Two
 more reasons show only with I/O, and are decided there: artifacts that cannot be had in
-``replication.Artifacts``, and an id that stands for other content in the store's ``take_in``.
+``replication.Artifacts``, and an id that stands for other content in ``factstore/append_plan.py``.
 """
 
 from __future__ import annotations
