@@ -13,7 +13,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.editing import JobEdit
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.job_actions import ACTIONS, MOST_AT_ONCE, JobActions, search_of
-from ergon_framework.web.job_routes import JobsParams
+from ergon_framework.web.job_routes import JobNamed, JobsParams
 from ergon_framework.web.middleware import EDIT, HAS_HEADER, ROLE, caller_of
 from ergon_framework.web.responses import (
     CHANGES,
@@ -118,7 +118,7 @@ def action_routes(pool: BackendPool) -> APIRouter:
         response_model=EditedJob,
         responses=MISSING,
     )
-    async def edit(job_id: str, asked: EditBody, actor: Operator) -> Response:
+    async def edit(job_id: JobNamed, asked: EditBody, actor: Operator) -> Response:
         """A new job is stored, and the old one cancelled, in one commit."""
         wanted = JobEdit(
             args=asked.args, kwargs=asked.kwargs, reason=asked.reason, new_id=asked.new_id
@@ -134,7 +134,7 @@ def action_routes(pool: BackendPool) -> APIRouter:
 def _add_action(router: APIRouter, actions: JobActions, name: str) -> None:
     action = ACTIONS[name]
 
-    async def change(job_id: str, asked: ReasonBody, actor: Operator) -> Response:
+    async def change(job_id: JobNamed, asked: ReasonBody, actor: Operator) -> Response:
         status = await actions.change_one(action, job_id, actor, asked.reason)
         return json_response({"id": job_id, "action": name, "status": status})
 

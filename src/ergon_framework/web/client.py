@@ -11,11 +11,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
 from ergon_framework.errors import ConfigurationError, ErgonError
+from ergon_framework.web.addresses import address_of
 
 TIMEOUT = 30.0
 MAX_ANSWER = 64 << 20
@@ -224,11 +225,11 @@ class ApiClient:
     def job(self, job_id: str, *, payloads: bool = False) -> ApiJob:
         """One job with its history."""
         wanted = "true" if payloads else None
-        return self._get(f"/jobs/{quote(job_id)}", ApiJob, payloads=wanted)
+        return self._get(address_of("/jobs", job_id), ApiJob, payloads=wanted)
 
     def why(self, job_id: str) -> list[str]:
         """Why a job is where it is, in sentences."""
-        return self._get(f"/jobs/{quote(job_id)}/why", _Why).why
+        return self._get(address_of("/jobs", job_id, "/why"), _Why).why
 
     def queues(self) -> list[ApiQueue]:
         """Every queue, by name."""
@@ -247,7 +248,7 @@ class ApiClient:
 
     def flow(self, flow_id: str) -> ApiFlow:
         """One flow: how it stands, why, what can be done, and which signals it waits for."""
-        return self._get(f"/flows/{quote(flow_id)}", ApiFlow)
+        return self._get(address_of("/flows", flow_id), ApiFlow)
 
     # ---- changing -------------------------------------------------------------------------------
 
@@ -286,7 +287,7 @@ class ApiClient:
             "reason": reason,
             "new_id": new_id,
         }
-        return self._post(f"/jobs/{quote(job_id)}/edit-and-requeue", body, ApiEdited)
+        return self._post(address_of("/jobs", job_id, "/edit-and-requeue"), body, ApiEdited)
 
     def retry_flow(self, flow_id: str, *, reason: str = "") -> ApiChange:
         """Try the steps of a flow again that failed or were cancelled."""
@@ -309,7 +310,7 @@ class ApiClient:
     ) -> ApiChange:
         """Complete the step that waits for a signal; the value is its result."""
         body = {"name": name, "value": value, "reason": reason}
-        return self._post(f"/flows/{quote(flow_id)}/signal", body, ApiChange)
+        return self._post(address_of("/flows", flow_id, "/signal"), body, ApiChange)
 
     def bulk(
         self,
@@ -338,11 +339,12 @@ class ApiClient:
     # ---- inside ---------------------------------------------------------------------------------
 
     def _act(self, unit: str, action: str, reason: str, kind: str = "jobs") -> ApiChange:
-        return self._post(f"/{kind}/{quote(unit)}/{action}", {"reason": reason}, ApiChange)
+        where = address_of(f"/{kind}", unit, f"/{action}")
+        return self._post(where, {"reason": reason}, ApiChange)
 
     def _get(self, path: str, kind: type[T], **query: Any) -> T:
         given = {name: value for name, value in query.items() if value not in (None, (), [])}
-        mark = "?" if given else ""
+        mark = ("&" if "?" in path else "?") if given else ""
         return self._asked(path + mark + urlencode(given, doseq=True), None, kind)
 
     def _post(self, path: str, body: Mapping[str, Any], kind: type[T]) -> T:

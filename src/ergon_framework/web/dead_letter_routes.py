@@ -17,6 +17,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.ports import providerstore
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.providerstore import LetterStatus, StoredLetter
+from ergon_framework.web.addresses import named
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import ProviderBackend
 from ergon_framework.web.job_routes import JobParams, Place, found_jobs, shown_job
@@ -139,7 +140,7 @@ def dead_letter_routes(pool: BackendPool) -> APIRouter:
         return json_response(page(items, cursor_text(place) if is_more else None))
 
     @router.get(
-        "/{letter_id}",
+        "/{letter_id:path}",
         summary="One job or provider call that was given up",
         response_model=DeadLetterItem,
         responses=MISSING,
@@ -148,6 +149,7 @@ def dead_letter_routes(pool: BackendPool) -> APIRouter:
         request: Request, letter_id: str, asked: Annotated[JobParams, Query()]
     ) -> Response:
         """Everything about it."""
+        letter_id = named(letter_id, asked.id)
         is_whole = pool.shows_payloads and asked.payloads
         found = await _call(pool, letter_id, is_whole) or await _job(pool, letter_id, is_whole)
         if found is None:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import Field
 
 from ergon_framework.core.job import JobStatus
@@ -20,6 +20,7 @@ from ergon_framework.jobs.scheduler import Scheduler
 from ergon_framework.jobs.views import job_view, queue_views, schedule_view, worker_view
 from ergon_framework.jobs.why import Starters, explain_job, token_of
 from ergon_framework.ports.jobstore import Job, Queue, Search, WorkerRecord, bound_for
+from ergon_framework.web.addresses import named
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import JobBackend
 from ergon_framework.web.middleware import caller_of
@@ -62,9 +63,24 @@ class JobsParams(QueryParams):
     payloads: Payloads = False
 
 
+Id = Annotated[
+    str | None,
+    Query(description="The id, where a path cannot carry it: write `-` in its place there."),
+]
+
+
+def job_named(job_id: str, id: Id = None) -> str:
+    """The id of a job, from the path or from the query."""
+    return named(job_id, id)
+
+
+JobNamed = Annotated[str, Depends(job_named)]
+
+
 class JobParams(QueryParams):
     """How much of a job."""
 
+    id: Id = None
     payloads: Payloads = False
 
 
@@ -91,7 +107,7 @@ def job_routes(pool: BackendPool) -> APIRouter:
         response_model=JobWhy,
         responses=MISSING,
     )
-    async def explain(job_id: str) -> Response:
+    async def explain(job_id: JobNamed) -> Response:
         """In plain sentences, from what is recorded."""
         return json_response(await pool.call("jobs", partial(_why, pool.jobs(), job_id)))
 
@@ -100,7 +116,7 @@ def job_routes(pool: BackendPool) -> APIRouter:
         request: Request, job_id: str, asked: Annotated[JobParams, Query()]
     ) -> Response:
         """Everything about a job, its history included."""
-        source = pool.jobs()
+        source, job_id = pool.jobs(), named(job_id, asked.id)
         is_whole = pool.shows_payloads and asked.payloads
         if is_whole:
             await pool.note_look(caller_of(request.scope), job_id)

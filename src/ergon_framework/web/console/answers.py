@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ergon_framework.errors import ErgonError
+from ergon_framework.web.addresses import address_of, named
 from ergon_framework.web.console import formatting
 from ergon_framework.web.console.formatting import Figure
 from ergon_framework.web.middleware import CONSOLE, route_path
@@ -147,6 +148,7 @@ class Answers:
             here=path_of(request),
             asset=partial(self._asset, base),
             with_format=partial(_with_format, request),
+            with_query=partial(address_with, request),
             is_live=view.is_live,
             has_rows=view.rows is not None,
             **view.extra,
@@ -160,6 +162,11 @@ class Answers:
 def _with_format(request: Request, name: str) -> str:
     """The address of the same view in another format."""
     return address_with(request, format=name)
+
+
+def unit_of(request: Request, parameter: str) -> str:
+    """The id that the address of a page means."""
+    return named(request.path_params[parameter], request.query_params.get("id"))
 
 
 def path_of(request: Request) -> str:
@@ -197,6 +204,7 @@ def _environment() -> Environment:
         formatting.status_chip,
     ):
         environment.filters[each.__name__] = each
+    environment.filters["address_of"] = address_of
     return environment
 
 

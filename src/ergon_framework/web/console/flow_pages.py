@@ -13,6 +13,7 @@ from ergon_framework.jobs.flow_why import explain_flow, flow_view, plan_tree, to
 from ergon_framework.jobs.views import moment
 from ergon_framework.ports.flow import Flow, step_id
 from ergon_framework.ports.jobstore import FlowStore, FullJobStore, Job, Search
+from ergon_framework.web.addresses import address_of
 from ergon_framework.web.audit import OF_FLOWS, AuditError, AuditLog, AuditSearch
 from ergon_framework.web.backends import JobBackend
 from ergon_framework.web.console.flow_graph import (
@@ -167,7 +168,7 @@ def _graph(flow: Flow, store: FullJobStore) -> dict[str, Any]:
     def link(steps: Steps) -> str | None:
         if steps.number == 1:
             job_id = next(steps.all_ids(flow.id), "")
-            return f"/jobs/{quote(job_id)}" if job_id in read else None
+            return address_of("/jobs", job_id) if job_id in read else None
         failed = counted.get(steps, {}).get(JobStatus.FAILED, 0)
         return f"/flows/{quote(flow.id)}{'?status=failed' if failed else ''}#steps"
 

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 from starlette.datastructures import QueryParams as Given
 from starlette.requests import Request
@@ -16,8 +15,9 @@ from starlette.responses import RedirectResponse, Response
 
 from ergon_framework.core.flow import FlowStatus
 from ergon_framework.core.job import JobStatus
+from ergon_framework.web.addresses import address_of
 from ergon_framework.web.backend_pool import BackendPool
-from ergon_framework.web.console.answers import ROOT, View, address_with, format_of
+from ergon_framework.web.console.answers import ROOT, View, address_with, format_of, unit_of
 from ergon_framework.web.console.audit_page import outcome_chip
 from ergon_framework.web.console.capability_page import ATTEMPT_COLUMNS, capability_document
 from ergon_framework.web.console.flow_pages import (
@@ -147,12 +147,13 @@ class ReadingPages:
         return View("traces.html", "Traces", found, found["items"], TRACE_COLUMNS, is_live=True)
 
     async def _find_trace(self, request: Request) -> Response:
-        wanted = quote(request.query_params.get("q", "").strip(), safe="")
+        wanted = request.query_params.get("q", "").strip()
         root = request.scope.get("root_path", "") + ROOT
-        return RedirectResponse(f"{root}/traces{'/' if wanted else ''}{wanted}", 303)
+        folder = f"{root}/traces"
+        return RedirectResponse(address_of(folder, wanted) if wanted else folder, 303)
 
     async def _trace(self, request: Request) -> View:
-        found = await trace_document(self._journal, request.path_params["trace"])
+        found = await trace_document(self._journal, unit_of(request, "trace"))
         rows, extra = found["items"], {"most": MOST_ROWS}
         return View("trace.html", "Trace", found, rows, SPAN_COLUMNS, extra)
 

@@ -17,6 +17,7 @@ from starlette.responses import RedirectResponse
 
 from ergon_framework.errors import ErgonError, JobError, JobNotFoundError
 from ergon_framework.jobs.newjob import new_id
+from ergon_framework.web.addresses import address_of
 from ergon_framework.web.audit import AUDITED, EDIT, FIRE, OF_FLOWS, PAUSE, RESUME
 from ergon_framework.web.audit import logger as audit
 from ergon_framework.web.backend_pool import BackendPool
@@ -30,6 +31,7 @@ from ergon_framework.web.console.answers import (
     address_with,
     format_of,
     path_of,
+    unit_of,
 )
 from ergon_framework.web.console.attention import shown_of
 from ergon_framework.web.console.audit_page import (
@@ -307,7 +309,7 @@ class Console:
         return View("jobs.html", "Jobs", document, rows, COLUMNS, extra, is_live=is_newest)
 
     async def _job(self, request: Request) -> View:
-        job_id = request.path_params["job_id"]
+        job_id = unit_of(request, "job_id")
         source, look = self._pool.jobs(), await self._look()
         is_wanted = request.query_params.get("payloads") in ("true", "1")
         is_whole = is_wanted and self._pool.shows_payloads
@@ -360,19 +362,23 @@ class Console:
         return await self._pool.call("jobs", partial(document, self._pool.jobs()))
 
     async def _find(self, request: Request) -> Response:
-        wanted = request.query_params.get("q", "").strip()
+        given = request.query_params.get("q", "")
+        wanted = given.strip()
         root = request.scope.get("root_path", "") + ROOT
         if not wanted:
             return RedirectResponse(f"{root}/jobs", 303)
         missing: ErgonError | None = None
         try:
             kind = await self._pool.call("jobs", partial(kind_of, self._pool.jobs(), wanted))
+            if not kind and given != wanted:  # an id may begin or end with a blank
+                kind = await self._pool.call("jobs", partial(kind_of, self._pool.jobs(), given))
+                wanted = given if kind else wanted
         except ErgonError as error:  # a trace is found without a store of jobs
             kind, missing = None, error
         if kind:
-            return RedirectResponse(f"{root}/{kind}/{quote(wanted)}", 303)
+            return RedirectResponse(address_of(f"{root}/{kind}", wanted), 303)
         if await self._reading.has_trace(wanted):
-            return RedirectResponse(f"{root}/traces/{quote(wanted)}", 303)
+            return RedirectResponse(address_of(f"{root}/traces", wanted), 303)
         raise missing or JobNotFoundError(
             "there is no job, no flow and no trace with this id",
             remedy="look for it by queue, handler or tag on the page of jobs; what ended long ago"
@@ -434,8 +440,9 @@ class Console:
                 return _question(action, form, 1, {"id": [job_id]})
             reason = form.get("reason", "").strip()
             await self._taker.actions.change_one(action, job_id, actor.name, reason)
-            rest = "/jobs" if action.name == "delete" else f"/jobs/{quote(job_id)}"
-            return RedirectResponse(f"{_root(request)}{rest}?did={action.name}", 303)
+            if action.name == "delete":
+                return RedirectResponse(f"{_root(request)}/jobs?did={action.name}", 303)
+            return _shown(request, job_id, action.name)
         if not is_sure:
             return _question(action, form, *await self._taker.count(action, form))
         done = await self._taker.change_many(action, form, actor)
@@ -458,7 +465,7 @@ class Console:
         form = await self._taker.form(request)
         actor = self._taker.actor(request, form)
         job_id = await self._taker.actions.fire(form.get("schedule", ""), actor.name)
-        return RedirectResponse(f"{_root(request)}/jobs/{quote(job_id)}?did={FIRE}", 303)
+        return _shown(request, job_id, FIRE)
 
     async def _audit(self, request: Request) -> View:
         """The audit log, for those who may read it: it tells of people."""
@@ -481,7 +488,7 @@ class Console:
     async def _edit_page(self, request: Request) -> View:
         """The form with the arguments of a dead letter; they are shown to whoever asks for them."""
         self._taker.operator(request)
-        job_id, may_show = request.path_params["job_id"], self._pool.shows_payloads
+        job_id, may_show = unit_of(request, "job_id"), self._pool.shows_payloads
         is_whole = may_show and request.query_params.get("payloads") in ("true", "1")
         if is_whole:
             await self._pool.note_look(caller_of(request.scope), job_id, "to edit them")
@@ -494,7 +501,7 @@ class Console:
     async def _edit(self, request: Request) -> View | Response:
         """Store the edited job; a form with a mistake is shown again with what was typed."""
         form = await self._taker.form(request)
-        actor, job_id = self._taker.actor(request, form), request.path_params["job_id"]
+        actor, job_id = self._taker.actor(request, form), unit_of(request, "job_id")
         try:
             made = await self._taker.actions.edit(job_id, edit_in(form), actor.name)
         except JobError as error:
@@ -504,7 +511,7 @@ class Console:
             document = await self._pool.call("jobs", question)
             typed = {name: form.get(name, "") for name in ("new_id", "args", "kwargs", "reason")}
             return _edit_view(document, typed, may_show=False, problem=error)
-        return RedirectResponse(f"{_root(request)}/jobs/{quote(made)}?did={EDIT}", 303)
+        return _shown(request, made, EDIT)
 
     def _sessions(self) -> Sessions:
         if self._taker.sessions is None:
@@ -561,6 +568,11 @@ def _pages(request: Request, found: Mapping[str, Any]) -> dict[str, Any]:
         "is_first": not request.query_params.get("cursor"),
         "following": None if cursor is None else address_with(request, cursor=cursor),
     }
+
+
+def _shown(request: Request, job_id: str, did: str) -> Response:
+    """The page of a job, which says what was done to it."""
+    return RedirectResponse(address_of(f"{_root(request)}/jobs", job_id, did=did), 303)
 
 
 def _root(request: Request) -> str:
