@@ -250,19 +250,46 @@ def test_a_line_is_written_as_one(stream: str) -> None:
     """Also where Python buffers nothing: lines of several processes do not run into each other."""
     text = (
         "import sys\n"
-        "from ergon_framework.cli.output import prepare_streams\n"
+        "from ergon_framework.cli.output import prepare_streams, print_line\n"
         "prepare_streams()\n"
-        f"print('ready zones.plant', file=sys.{stream})\n"
-        f"print('no end yet', end='', file=sys.{stream}, flush=True)\n"
+        f"print_line('ready zones.plant', sys.{stream})\n"
+        f"sys.{stream}.write('no end yet')\n"
+        "sys.stdin.read()\n"
     )
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # a message for each write
     with ours, theirs:
-        subprocess.run(  # noqa: S603 - this Python
+        process = subprocess.Popen(  # noqa: S603 - this Python
             [sys.executable, "-c", text],
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            check=True,
+            stdin=subprocess.PIPE,
             stdout=theirs.fileno() if stream == "stdout" else None,
             stderr=theirs.fileno() if stream == "stderr" else None,
         )
-        assert ours.recv(100) == b"ready zones.plant\n"
-        assert ours.recv(100) == b"no end yet"
+        with process:  # at its end the standard input is closed
+            ours.settimeout(60)
+            assert ours.recv(100) == b"ready zones.plant\n"
+            assert ours.recv(100) == b"no end yet"  # what the user asks Python for
+
+
+def test_what_a_full_disk_does_not_take_is_told(tmp_path: Path) -> None:
+    """Also where Python buffers nothing: a file that took a part of it is not whole."""
+    text = (
+        "import resource, sys\n"
+        "from ergon_framework.cli.output import StdoutBytes, prepare_streams\n"
+        "prepare_streams()\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "StdoutBytes().write(b'x' * 5000)\n"
+        "StdoutBytes().flush()\n"
+        "print('all of it', file=sys.stderr)\n"
+    )
+    with (tmp_path / "out").open("wb") as out:
+        done = subprocess.run(  # noqa: S603 - this Python
+            [sys.executable, "-c", text],
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert "all of it" not in done.stderr
+    assert "File too large" in done.stderr

@@ -27,7 +27,7 @@ from contextlib import (
     redirect_stdout,
     suppress,
 )
-from io import TextIOWrapper
+from io import BufferedWriter, RawIOBase, TextIOWrapper
 from typing import Any, Protocol, Self, TextIO
 
 from ergon_framework.app.console import log_line
@@ -60,7 +60,7 @@ def show_list(rows: Iterable[Row], columns: Sequence[str], *, as_json: bool) -> 
 def show_one(fields: Row, *, as_json: bool, title: str = "") -> None:
     """One thing: a line for each of its fields, or a JSON object on one line."""
     if as_json:
-        print(json_text(fields), flush=True)
+        print_line(json_text(fields))
         return
     lines = [[name.replace("_", " "), _text(value)] for name, value in fields.items()]
     if sys.stdout.isatty():
@@ -79,7 +79,7 @@ def show_error(error: BaseException, *, as_json: bool = False) -> None:
         print(json_text({"error": error_shape(error)}), flush=True)
     text = text_of(error) if isinstance(error, ErgonError) else describe(error)
     line = log_line(text, logging.ERROR) or f"error: {printable(text, keeps_lines=True)}"
-    print(line, file=sys.stderr, flush=True)
+    print_line(line, sys.stderr)
 
 
 def show_traceback(error: BaseException) -> None:
@@ -93,8 +93,7 @@ def show_traceback(error: BaseException) -> None:
 def prepare_streams() -> None:
     """Escape letters that the standard output cannot encode, as on the standard error.
 
-    A stream that was closed before the start is treated as one without a reader. Where nothing is
-    to be buffered, each line is still written as one.
+    A stream that was closed before the start is treated as one without a reader.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -106,8 +105,6 @@ def prepare_streams() -> None:
         sys.stdout = _Stdout.over(sys.stdout)
     elif (reconfigure := getattr(sys.stdout, "reconfigure", None)) is not None:
         reconfigure(errors="backslashreplace")
-    if type(sys.stderr) is TextIOWrapper and sys.stderr.write_through:
-        sys.stderr.reconfigure(line_buffering=True, write_through=False)
 
 
 def standard_input() -> TextIO:
@@ -137,27 +134,36 @@ class _Stdout(TextIOWrapper):
     the standard output can be written.
     """
 
+    _is_unbuffered = False
+
     @classmethod
     def over(cls, stream: TextIOWrapper) -> Self:
         """Take over a stream; characters that its encoding does not have are written as escapes.
 
-        With ``PYTHONUNBUFFERED``, Python would write a line and its end apart, and a line of
-        another process that prints there could come between: a line is written as one.
+        With ``PYTHONUNBUFFERED``, Python would take no notice when a disk that is nearly full takes
+        only a part of what is written: a buffer sees to it that all is written, or refused.
         """
-        encoding, is_by_line = stream.encoding, stream.line_buffering or stream.write_through
-        return cls(
-            stream.detach(),
+        encoding, is_by_line = stream.encoding, stream.line_buffering
+        is_unbuffered = stream.write_through
+        buffer = stream.detach()
+        taken = cls(
+            BufferedWriter(buffer) if isinstance(buffer, RawIOBase) else buffer,
             encoding=encoding,
             errors="backslashreplace",
             line_buffering=is_by_line,
         )
+        taken._is_unbuffered = is_unbuffered
+        return taken
 
     def write(self, text: str) -> int:
         try:
-            return super().write(text)
+            written = super().write(text)
         except OSError as error:
             _refused.add(error)
             raise
+        if self._is_unbuffered:
+            self.flush()
+        return written
 
     def flush(self) -> None:
         try:
@@ -229,10 +235,21 @@ def stop_if_unread() -> None:
         raise BrokenPipeError
 
 
+def print_line(line: str, stream: TextIO | None = None) -> None:
+    """Print a line at once, and as one: other processes print lines to the same stream.
+
+    With ``PYTHONUNBUFFERED``, ``print`` writes a line and its end apart, and another line may come
+    between.
+    """
+    stream = sys.stdout if stream is None else stream
+    stream.write(f"{line}\n")
+    stream.flush()
+
+
 def note(text: str) -> None:
     """Say something worth knowing beside the answer, for people."""
     with suppress(OSError):  # nobody has to listen
-        print(printable(f"note: {text}"), file=sys.stderr, flush=True)
+        print_line(printable(f"note: {text}"), sys.stderr)
 
 
 def printable(text: str, *, keeps_lines: bool = False) -> str:

@@ -17,6 +17,7 @@ from ergon_framework.cli import boundary_serve, completion, serve, worker
 from ergon_framework.cli.option_groups import expanded
 from ergon_framework.cli.output import (
     keep_stdout,
+    print_line,
     printable,
     show_error,
     show_list,
@@ -110,7 +111,7 @@ def run_everything(
         record = log_line(line)
         stream = sys.stderr if as_json or record is not None else sys.stdout
         with suppress(OSError):  # nobody has to listen
-            print(record or printable(line), file=stream, flush=True)
+            print_line(record or printable(line), stream)
 
     outcome = run_all(load_settings(config), session.again, tell, rule, keeps_stdout=as_json)
     if as_json:

@@ -19,7 +19,7 @@ import typer
 from ergon_framework.app.console import ExitCode, of_signal
 from ergon_framework.app.discovery import find_project, nowhere
 from ergon_framework.cli.completion import task_names
-from ergon_framework.cli.output import keep_stdout, printable, show_one
+from ergon_framework.cli.output import keep_stdout, print_line, printable, show_one
 
 if TYPE_CHECKING:
     from ergon_framework.app.processes import SupervisorLink
@@ -145,7 +145,7 @@ def announce(text: str, view: Mapping[str, Any], *, as_json: bool) -> None:
         if as_json:
             show_one(view, as_json=True)
         else:
-            print(text, flush=True)
+            print_line(text)
     except OSError:
         # A reader that is gone must not end a service that is ready; whatever follows is printed to
         # nobody.
