@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, Route
 
 from ergon_framework.jobs import JobClient
 from tests.web.chromium import browser, heard
@@ -223,3 +223,38 @@ def check_both_themes(page: Page) -> None:
         found = Axe().run(page, options=options).response["violations"]
         bad = [each["id"] for each in found if each["impact"] in ("serious", "critical")]
         assert bad == [], (page.url, scheme)
+
+
+def test_a_page_that_was_refused_asks_again(chromium: Browser, url: str) -> None:
+    """A proxy in front may say 502 while the server starts anew: then the page is live again."""
+    with chromium.new_context() as context:
+        page = context.new_page()
+        page.clock.install()
+        page.route("**/console/events", lambda route: route.fulfill(status=502))
+        page.goto(f"{url}/console/jobs")
+        page.get_by_text("not connected").wait_for()
+        page.unroute("**/console/events")
+        page.clock.fast_forward(16_000)
+        page.get_by_text("live", exact=True).wait_for()
+
+
+def test_a_page_that_cannot_be_loaded_anew(chromium: Browser, url: str) -> None:
+    """It keeps what it shows, and does not call that live."""
+    told = "retry: 60000\n\nevent: changed\ndata: a\n\nevent: changed\ndata: b\n\n"
+
+    def answer(route: Route) -> None:
+        if route.request.resource_type == "fetch":
+            route.fulfill(status=503)
+        else:
+            route.continue_()
+
+    with chromium.new_context() as context:
+        page = context.new_page()
+        page.route("**/console/jobs", answer)
+        page.route(
+            "**/console/events",
+            lambda route: route.fulfill(content_type="text/event-stream", body=told),
+        )
+        page.goto(f"{url}/console/jobs")
+        page.get_by_text("not up to date").wait_for()
+        assert page.locator("tbody tr").count() > 1

@@ -16,7 +16,7 @@ from ergon_framework.jobs.totals import BOUNDS
 from ergon_framework.ports.jobstore import Job, StatusCounts, WorkerRecord
 from ergon_framework.ports.providerstore import CallTotals, LaneCount, ProviderStats, QuotaTotals
 from ergon_framework.web.console.attention import JobsSeen, concerns, queue_chip
-from ergon_framework.web.console.events import ChangeEvents
+from ergon_framework.web.console.events import MOST_WATCHERS, ChangeEvents
 from ergon_framework.web.console.formatting import (
     Block,
     blocks,
@@ -327,6 +327,39 @@ def test_many_open_pages_hear_of_changes_less_often(others: int, heard: str) -> 
         return "".join(part.decode().split("data: ")[1][0] for part in parts if b"data" in part)
 
     assert asyncio.run(go()) == heard
+
+
+def test_no_more_open_pages_than_there_are_places_for() -> None:
+    """Also when all of them come at once; a place that is given up is another one's."""
+    stopping = threading.Event()
+    codes: list[int] = []
+    all_began = asyncio.Event()
+
+    async def mark() -> str:
+        return "a"
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            codes.append(message["status"])
+            if len(codes) == MOST_WATCHERS + 2:
+                all_began.set()
+        await asyncio.sleep(0)
+
+    async def go() -> None:
+        events = ChangeEvents(mark, stopping, tick=0)
+        answers = [events.response() for _ in range(MOST_WATCHERS + 2)]
+        running = [asyncio.ensure_future(each({"type": "http"}, receive, send)) for each in answers]
+        await all_began.wait()
+        stopping.set()
+        await asyncio.gather(*running)
+        assert events.watchers == 0
+
+    asyncio.run(go())
+    assert (codes.count(200), codes.count(503)) == (MOST_WATCHERS, 2)
 
 
 def test_a_job_that_runs_now() -> None:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from time import monotonic
 
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from ergon_framework.errors import ErgonError
 from ergon_framework.web.responses import NO_STORE, unavailable
@@ -48,30 +49,46 @@ class ChangeEvents:
 
     def response(self) -> Response:
         """A stream that ends when the page is closed, or with the server."""
-        if self.watchers >= MOST_WATCHERS:
-            return unavailable("too_busy", f"{self.watchers} pages are watched already")
-        return StreamingResponse(self._stream(), 200, NO_STORE, "text/event-stream")
+        return _WatchedStream(self)
 
-    async def _stream(self) -> AsyncIterator[bytes]:
-        self.watchers += 1
-        try:
-            yield _RETRY
-            last, told_at = None, 0.0
-            while not self._stopping.is_set():
-                mark, now = await self._look(), self._clock()
-                is_early = last is not None and now - told_at < PACE * self.watchers
-                if mark == last or is_early:
-                    yield _NOTHING
-                else:
-                    yield f"event: changed\ndata: {mark}\n\n".encode()
-                    last, told_at = mark, now
-                # A timeout, as a stop may be asked for by another thread, which wakes no loop.
-                await asyncio.wait({asyncio.get_running_loop().create_future()}, timeout=self._tick)
-        finally:
-            self.watchers -= 1
+    async def stream(self) -> AsyncIterator[bytes]:
+        """What one page is told, until the server stops."""
+        yield _RETRY
+        last, told_at = None, 0.0
+        while not self._stopping.is_set():
+            mark, now = await self._look(), self._clock()
+            is_early = last is not None and now - told_at < PACE * self.watchers
+            if mark == last or is_early:
+                yield _NOTHING
+            else:
+                yield f"event: changed\ndata: {mark}\n\n".encode()
+                last, told_at = mark, now
+            # A timeout, as a stop may be asked for by another thread, which wakes no loop.
+            await asyncio.wait({asyncio.get_running_loop().create_future()}, timeout=self._tick)
 
     async def _look(self) -> str:
         try:
             return await self._mark()
         except ErgonError:
             return "away"
+
+
+class _WatchedStream(StreamingResponse):
+    """A stream that has its place from when it begins to be sent until its page is closed."""
+
+    def __init__(self, events: ChangeEvents) -> None:
+        super().__init__(events.stream(), 200, NO_STORE, "text/event-stream")
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it, or say that too many are open: counted here, hundreds may come at once."""
+        events = self._events
+        if events.watchers >= MOST_WATCHERS:
+            refusal = unavailable("too_busy", f"{events.watchers} pages are watched already")
+            await refusal(scope, receive, send)
+            return
+        events.watchers += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            events.watchers -= 1

@@ -61,6 +61,7 @@ async function follow() {
   isStale = false;
   try {
     const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+    if (answer.ok) tell("live", "live"); else tell("away", "not up to date");
     if (answer.ok) {
       const found = new DOMParser().parseFromString(await answer.text(), "text/html");
       if (!isUsed()) {
@@ -73,15 +74,28 @@ async function follow() {
   isLoading = false;
 }
 
-if (address) {
+// A browser connects again by itself when a connection is cut, and gives up when it is refused.
+const AGAIN = 15000;
+let isFirst = true;
+
+function listen() {
   const stream = new EventSource(address);
-  let isFirst = true;
+  const close = () => stream.close();
   stream.addEventListener("changed", () => {
     if (!isFirst) follow();
     isFirst = false;
   });
   stream.addEventListener("open", () => tell("live", "live"));
-  stream.addEventListener("error", () => tell("away", "not connected"));
+  stream.addEventListener("error", () => {
+    tell("away", "not connected");
+    if (stream.readyState !== EventSource.CLOSED) return;
+    removeEventListener("pagehide", close);
+    setTimeout(listen, AGAIN);
+  });
+  addEventListener("pagehide", close);
+}
+
+if (address) {
+  listen();
   setInterval(() => { if (isStale) follow(); }, 2000);
-  addEventListener("pagehide", () => stream.close());
 }
