@@ -16,7 +16,7 @@ from ergon_framework.jobs.totals import BOUNDS
 from ergon_framework.ports.jobstore import Job, StatusCounts, WorkerRecord
 from ergon_framework.ports.providerstore import CallTotals, LaneCount, ProviderStats, QuotaTotals
 from ergon_framework.web.console.attention import JobsSeen, concerns, queue_chip
-from ergon_framework.web.console.events import MOST_WATCHERS, ChangeEvents
+from ergon_framework.web.console.events import LONGEST_STREAM, MOST_WATCHERS, ChangeEvents
 from ergon_framework.web.console.formatting import (
     Block,
     blocks,
@@ -327,6 +327,23 @@ def test_many_open_pages_hear_of_changes_less_often(others: int, heard: str) -> 
         return "".join(part.decode().split("data: ")[1][0] for part in parts if b"data" in part)
 
     assert asyncio.run(go()) == heard
+
+
+def test_a_stream_ends_so_that_its_page_shows_again_who_it_is() -> None:
+    """Whoever was let in once is not told of changes for ever: his token may be revoked by now."""
+    instants = iter([0.0, 1.0, LONGEST_STREAM - 1, LONGEST_STREAM])
+
+    async def mark() -> str:
+        return "a"
+
+    async def go() -> list[bytes]:
+        events = ChangeEvents(mark, threading.Event(), clock=lambda: next(instants), tick=0)
+        answer = events.response()
+        assert isinstance(answer, StreamingResponse)
+        return [bytes(part) async for part in answer.body_iterator if isinstance(part, bytes)]
+
+    assert asyncio.run(go())[-1] == b"retry: 50\n\n"
+    assert list(instants) == []
 
 
 def test_no_more_open_pages_than_there_are_places_for() -> None:

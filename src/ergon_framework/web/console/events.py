@@ -25,7 +25,9 @@ anew then, and so at most 50 of them do in a second, however many there are.
 """
 MOST_WATCHERS = 300
 """Pages that are open at the same time. Each has a connection, and others need some, too."""
-_RETRY = b"retry: 3000\n\n"
+LONGEST_STREAM = 600.0
+"""Seconds after which a stream ends, and its page asks for another: it may not be let in."""
+_RETRY, _AT_ONCE = b"retry: 3000\n\n", b"retry: 50\n\n"
 _NOTHING = b":\n\n"
 """What is sent when there is nothing to say: a page that has gone is noticed by it."""
 
@@ -54,9 +56,13 @@ class ChangeEvents:
     async def stream(self) -> AsyncIterator[bytes]:
         """What one page is told, until the server stops."""
         yield _RETRY
-        last, told_at = None, 0.0
+        last, told_at, began_at = None, 0.0, None
         while not self._stopping.is_set():
             mark, now = await self._look(), self._clock()
+            began_at = now if began_at is None else began_at
+            if now - began_at >= LONGEST_STREAM:
+                yield _AT_ONCE
+                return
             is_early = last is not None and now - told_at < PACE * self.watchers
             if mark == last or is_early:
                 yield _NOTHING
