@@ -7,6 +7,7 @@ answer. The log says once that one does not answer, and once that it answers aga
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import threading
 from collections import deque
@@ -121,6 +122,12 @@ class BackendPool:
             name: Bulkhead(name, seconds * _BACKEND_SHARE) for name, _ in backends.parts()
         }
 
+    def over(self, backends: Backends) -> BackendPool:
+        """The same threads and the same log, for other views of the same parts."""
+        found = copy.copy(self)
+        found.backends = backends
+        return found
+
     def jobs(self) -> JobBackend:
         """The job store; an error when there is none."""
         if self.backends.jobs is None:
@@ -132,7 +139,7 @@ class BackendPool:
         if name not in self.backends.zones:
             raise ResourceNotFoundError(
                 "the settings of this server have no such zone",
-                remedy="/api/v1/boundary lists those that there are",
+                remedy="the page of zones, or /api/v1/boundary, lists those that there are",
             )
         return self.backends.zones[name]
 
@@ -176,5 +183,7 @@ def backend_title(part: str) -> str:
 
 def _none(what: str, where: str) -> ResourceNotFoundError:
     return ResourceNotFoundError(
-        f"this server has no {what}", remedy=f"name one under {where} in its settings"
+        f"this server has no {what}",
+        remedy=f"name one under {where} in its settings, such as url ="
+        ' "sqlite:///work.db", and start it again',
     )

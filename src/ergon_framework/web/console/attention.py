@@ -83,7 +83,11 @@ def _of_part(title: str, code: str) -> Concern:
     if remedy:
         hint = f"{remedy[:1].upper()}{remedy[1:]}."
     name = title[:1].upper() + title[1:]
-    return Concern("bad", name, f"{problem} ({code}).", hint, "/", "Look again")
+    command = ""
+    if title.startswith("the zone ") and code == "unavailable":
+        hint = "Neither its node nor its folder does. This starts the node, which makes the folder."
+        command = "ergon run --all"
+    return Concern("bad", name, f"{problem} ({code}).", hint, "/", "Look again", command)
 
 
 def concerns(seen: JobsSeen | None, away: Iterable[tuple[str, str]]) -> list[Concern]:

@@ -15,7 +15,7 @@ from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.views import moment
 from ergon_framework.web.backend_pool import BackendPool, backend_title
 from ergon_framework.web.backends import Backend, JobBackend
-from ergon_framework.web.console.attention import JobsSeen, concerns, queue_chip
+from ergon_framework.web.console.attention import Concern, JobsSeen, concerns, queue_chip
 from ergon_framework.web.console.formatting import Figure
 from ergon_framework.web.console.job_look import (
     MOST_NAMED,
@@ -26,6 +26,7 @@ from ergon_framework.web.console.job_look import (
 )
 from ergon_framework.web.console.rates import JobRates
 from ergon_framework.web.console.sharing import SharedLook
+from ergon_framework.web.files_to_come import TO_COME, is_to_come
 from ergon_framework.web.job_routes import queues_page
 from ergon_framework.web.responses import BackendUnavailableError, cursor_text, page
 
@@ -77,7 +78,8 @@ class Watch:
             jobs = await self.jobs()
         except BackendUnavailableError as error:
             return None, [(title, error.code)]
-        return jobs, [] if jobs is None else [(title, None)]
+        state = TO_COME if is_to_come(self._pool.backends.jobs) else None
+        return jobs, [] if jobs is None else [(title, state)]
 
     async def mark(self) -> str:
         """A text that changes when pages have something new to show."""
@@ -117,7 +119,7 @@ class Watch:
                 await self._pool.call(name, backend.check)
             except BackendUnavailableError as error:
                 return backend_title(name), error.code
-            return backend_title(name), None
+            return backend_title(name), TO_COME if is_to_come(backend) else None
 
         parts = [each for each in self._pool.backends.parts() if each[0] != "jobs"]
         return list(await asyncio.gather(*(state(*each) for each in parts)))
@@ -138,14 +140,30 @@ def _mark(seen: JobsSeen) -> str:
 
 def overview_document(found: Overview) -> dict[str, Any]:
     """The overview as plain values."""
-    away = [(title, code) for title, code in found.parts if code is not None]
+    away = [(title, code) for title, code in found.parts if code and code != TO_COME]
+    is_empty = (backend_title("jobs"), TO_COME) in found.parts
     seen = None if found.jobs is None else found.jobs.seen
     return {
         "at": None if seen is None else moment(seen.now),
         "parts": [{"title": title, "problem": code} for title, code in found.parts],
-        "attention": [each.document() for each in concerns(seen, away)],
+        "attention": [
+            *(each.document() for each in concerns(seen, away)),
+            *([_to_come().document()] if is_empty else []),
+        ],
         "jobs": None if found.jobs is None else _jobs_document(found.jobs),
     }
+
+
+def _to_come() -> Concern:
+    return Concern(
+        "warn",
+        "The job store",
+        "is not there yet: the first job makes its file, and so does a worker.",
+        "If jobs were stored here before, the settings name another place, or its disk is missing.",
+        "/jobs",
+        "The first job",
+        "ergon worker",
+    )
 
 
 def _jobs_document(look: JobsLook) -> dict[str, Any]:

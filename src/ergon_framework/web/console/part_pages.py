@@ -58,7 +58,7 @@ async def providers_document(pool: BackendPool) -> dict[str, Any]:
         if found is not None:
             rows += provider_rows(found)
             letters += found.letters
-    return {"items": rows, "dead_letters": letters}
+    return {"items": rows, "dead_letters": letters, "has_store": bool(pool.backends.providers)}
 
 
 def _figures(source: ProviderBackend) -> ProviderStats | None:

@@ -75,6 +75,7 @@ from ergon_framework.web.console.work_pages import (
     schedules_document,
     workers_document,
 )
+from ergon_framework.web.files_to_come import for_pages
 from ergon_framework.web.job_actions import (
     ACTIONS,
     MOST_AT_ONCE,
@@ -586,4 +587,4 @@ def console_routes(
 
     Pages that are open are let go when it is ``stopping``.
     """
-    return Console(pool, sessions, stopping).router()
+    return Console(pool.over(for_pages(pool.backends)), sessions, stopping).router()

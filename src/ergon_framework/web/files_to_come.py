@@ -1,0 +1,105 @@
+"""Stores whose files are not there yet: pages show them as empty, and say so.
+
+A server is often started before the first job is stored. Programs are told by the API that such a
+store does not answer, as it may be a mistake; people read what makes it. A file that was there
+since the server started and is gone is away for both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.ports.providerstore import ProviderInspector, ProviderStore
+from ergon_framework.storage.urls import file_of
+from ergon_framework.web.backends import Backend, Backends, JobBackend, ProviderBackend
+
+TO_COME = "not_there_yet"
+"""How pages call the state of such a store."""
+
+
+class FileToCome:
+    """A file that may not be there yet."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._was_there = False
+
+    def is_to_come(self) -> bool:
+        """Whether it was never there since the server started, and can be made."""
+        if self._file is None or self._was_there:
+            return False
+        try:
+            self._was_there = self._file.exists() or self._file.is_symlink()
+            return not self._was_there and self._file.absolute().parent.is_dir()
+        except OSError:  # a folder that may not be entered, say: asking the store says why
+            return False
+
+
+class JobsToCome(JobBackend):
+    """A job store that is empty for as long as its file was never there. Only for reading."""
+
+    def __init__(self, inner: JobBackend) -> None:
+        super().__init__(inner.setup)
+        self._inner = inner
+        self.file = FileToCome(file_of(inner.setup.url))
+
+    @contextmanager
+    def opened(self) -> Iterator[JobClient]:
+        """A client of the store, or of an empty one."""
+        if self.file.is_to_come():
+            yield JobClient(settings=self.setup.jobs, store=MemoryJobStore(time.time))
+            return
+        with self._inner.opened() as client:
+            yield client
+
+    @contextmanager
+    def writing(self) -> Iterator[JobClient]:
+        """As the store itself: what is not there cannot be changed."""
+        with self._inner.writing() as client:
+            yield client
+
+
+class CallsToCome(ProviderBackend):
+    """The same for a store of provider calls."""
+
+    def __init__(self, inner: ProviderBackend) -> None:
+        self._inner = inner
+        database = inner.database
+        self.file = FileToCome(None if database is None else database.file)
+
+    @property
+    def looking(self) -> ProviderInspector | None:
+        """The inspector of its tables."""
+        return self._inner.looking
+
+    def has_tables(self) -> bool:
+        """Whether there is anything to read."""
+        return not self.file.is_to_come() and self._inner.has_tables()
+
+    def opened(self) -> ProviderStore:
+        """The store, or an empty one."""
+        if self.file.is_to_come():
+            from ergon_framework.providers.stores.memory import MemoryProviderStore
+
+            return MemoryProviderStore(time.time)
+        return self._inner.opened()
+
+
+def for_pages(backends: Backends) -> Backends:
+    """The same stores, as pages show them."""
+    return replace(
+        backends,
+        jobs=None if backends.jobs is None else JobsToCome(backends.jobs),
+        providers={name: CallsToCome(each) for name, each in backends.providers.items()},
+    )
+
+
+def is_to_come(backend: Backend | None) -> bool:
+    """Whether a part is a store whose file is not there yet."""
+    return isinstance(backend, JobsToCome | CallsToCome) and backend.file.is_to_come()
