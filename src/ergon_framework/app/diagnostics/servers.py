@@ -21,6 +21,7 @@ from ergon_framework.app.diagnostics.findings import (
     of_error,
     overdue,
 )
+from ergon_framework.app.diagnostics.protocols import KINDS, spoken_at
 from ergon_framework.app.factories import Factory, connector_factory, service_factory
 from ergon_framework.app.lifespan import offered
 from ergon_framework.app.settings import revealed
@@ -37,6 +38,9 @@ PORTS = {
     "amqps": 5671,
     "http": 80,
     "https": 443,
+    "kafka": 9092,
+    "mqtt": 1883,
+    "mqtts": 8883,
     "mysql": 3306,
     "nats": 4222,
     "postgres": 5432,
@@ -86,6 +90,27 @@ def address_of(url: str) -> tuple[str, int] | None:
     if "@" in parts.path + parts.query + parts.fragment:
         return None  # a password with a slash in it: what looks like the host is part of it
     return (host, port) if host and port else None
+
+
+def naming_another(finding: Finding, url: str) -> Finding:
+    """The finding about a server that cannot be used, with what speaks there instead, if it does.
+
+    Drivers say of a server of another kind no more than that it did not answer as they wished.
+    """
+    expected = KINDS.get(_scheme(url))
+    address = address_of(url)
+    if finding.status is not FindingStatus.BAD or expected is None or address is None:
+        return finding
+    spoken = spoken_at(*address)
+    if spoken in (None, expected):
+        return finding
+    where = f"{address[0]}:{address[1]}"
+    return replace(
+        finding,
+        found=f"{where} speaks {spoken}, and the URL is for {expected} ({finding.found})",
+        remedy=f"write the host and port of the {expected} server"
+        + ("" if spoken != "TLS" else ", or the scheme for TLS"),
+    )
 
 
 def _scheme(url: str) -> str:
@@ -224,7 +249,7 @@ def _examined(name: str, url: str, observe: Observe, timeout: float) -> Iterator
     for seen in observed.copy():  # who did not end in time may go on telling
         yield Finding(f"{name} {seen.what}", _status(seen), seen.found, seen.remedy, url)
     if trouble is not None:
-        yield trouble
+        yield naming_another(trouble, url)
 
 
 def _looked(name: str, look: Callable[[], None], timeout: float) -> Finding | None:
@@ -286,7 +311,9 @@ def _part(
         status, found, remedy = run_with_timeout(lambda: _attempt(make, options), timeout)
     except TimeoutError:
         status, found, remedy = FindingStatus.BAD, f"did not answer within {timeout:g} s", _REMEDY
-    return Finding(check, status, masked(found, options), masked(remedy, options))
+    finding = Finding(check, status, masked(found, options), masked(remedy, options))
+    url = revealed(options.get("url"))
+    return naming_another(finding, url) if isinstance(url, str) else finding
 
 
 def _attempt(
