@@ -42,6 +42,24 @@ def test_keyboard_interrupt_in_a_hook_stops_and_propagates(colour: Colour, hook:
     assert not any(each.startswith("u") for each in outcome.calls("process"))
 
 
+@pytest.mark.req("T3.11")
+@pytest.mark.parametrize("hook", ["process", "success"])
+def test_an_interrupt_of_a_hooks_own_does_not_come_again(hook: str) -> None:
+    """Ctrl-C reaches the main thread alone: raised by a hook in a thread, it is its failure.
+
+    Handed back, the transaction would come again and do the same, for ever.
+    """
+    hooks: dict[str, Any] = {hook: {"t1": [KeyboardInterrupt()]}}
+    policy = rules(size=2, concurrency=2, steps={hook: {"max_attempts": 3}})
+    outcome = consume("sync", [transactions(2)], policy, **hooks)
+    assert isinstance(outcome.error, KeyboardInterrupt)
+    assert outcome.report.failed == 1
+    assert outcome.report.aborted == 0
+    assert outcome.calls("exception") == ["t1"]
+    told = next(each.argument for each in outcome.happened if each.hook == "exception")
+    assert isinstance(told.__cause__, KeyboardInterrupt)
+
+
 @pytest.mark.req("RFC-004:15a", "T3.11")
 def test_system_exit_ends_its_lifecycle_and_leaves_the_call(colour: Colour) -> None:
     """SYSTEM without a retry, the handler is told, and SystemExit propagates with its code."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from threading import current_thread, main_thread
 from types import CoroutineType
 from typing import Any
 
@@ -93,6 +94,15 @@ def is_fatal(error: BaseException) -> bool:
     User code may raise CancelledError without anybody cancelling; that is an error like any other.
     """
     return not is_a(error, Exception, *_cancellation())
+
+
+def is_ctrl_c(error: BaseException) -> bool:
+    """Whether it is a KeyboardInterrupt that somebody at the keyboard may have caused.
+
+    Python raises it in the main thread. In any other one the code of a hook has raised it: handed
+    back, its transaction would come again and do the same, for ever.
+    """
+    return is_a(error, KeyboardInterrupt) and current_thread() is main_thread()
 
 
 def never_awaited(result: CoroutineType[Any, Any, Any], phase: str) -> TransactionException:

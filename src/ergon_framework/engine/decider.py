@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
@@ -27,7 +28,13 @@ from ergon_framework.core.transaction_lifecycle import (
     advance,
     hold_of,
 )
-from ergon_framework.engine.classify import classify, is_a, timeout_exception, unclassified
+from ergon_framework.engine.classify import (
+    classify,
+    is_a,
+    is_ctrl_c,
+    timeout_exception,
+    unclassified,
+)
 from ergon_framework.engine.instrumentation import Instrumentation
 from ergon_framework.engine.plan import ON_SUCCESS, PROCESS, EnginePlan
 from ergon_framework.engine.run import InProgress, LifecycleRun
@@ -87,7 +94,7 @@ class Decider:
         run: LifecycleRun = attempt.run
         # Ctrl-C is raised in whichever hook runs and says nothing about its transaction, which is
         # handed back.
-        if is_a(error, KeyboardInterrupt):
+        if is_ctrl_c(error):
             self.instrumentation.attempt_ended(
                 attempt, Failure(Kind.CANCELLED, "interrupted"), error
             )
@@ -102,6 +109,8 @@ class Decider:
         except Exception:
             logger.exception("the classifier failed", extra={"transaction_id": key})
             failure, exception = unclassified(key)
+        if is_a(error, KeyboardInterrupt):  # not of the keyboard, but it wants an end all the same
+            failure = replace(failure, kind=Kind.CANCELLED)
         if step is LifecycleStep.ON_EXCEPTION:
             run.handler_exception = exception
         else:
