@@ -68,8 +68,8 @@ def test_a_protocol_is_known_by_its_answers(
 ) -> None:
     """By a greeting, or by what it says to a request that no login is needed for."""
     with answering(greeting, answers) as port:
-        assert spoken_at("127.0.0.1", port, patience=0.05) == kind
-    assert spoken_at("127.0.0.1", port, patience=0.05) is None  # nothing listens any more
+        assert spoken_at("127.0.0.1", port, timeout=0.05) == kind
+    assert spoken_at("127.0.0.1", port, timeout=0.05) is None  # nothing listens any more
 
 
 @pytest.mark.slow

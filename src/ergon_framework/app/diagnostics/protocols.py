@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-PATIENCE = 0.5
+ANSWER_TIMEOUT = 0.5
 """Seconds for each answer."""
 _ENOUGH = 64
 _GET = b"GET / HTTP/1.0\r\n\r\n"
@@ -79,15 +79,15 @@ _QUESTIONS: tuple[tuple[bytes, Callable[[bytes], str | None]], ...] = (
 )
 
 
-def spoken_at(host: str, port: int, *, patience: float = PATIENCE) -> str | None:
+def spoken_at(host: str, port: int, *, timeout: float = ANSWER_TIMEOUT) -> str | None:
     """Whose protocol is spoken there; None when nothing listens, or nothing known answers."""
     for question, kind_of in _QUESTIONS:
         try:
-            line = socket.create_connection((host, port), patience)
+            line = socket.create_connection((host, port), timeout)
         except OSError:
             return None
         with line, suppress(OSError):  # it hangs up, or says nothing
-            line.settimeout(patience)
+            line.settimeout(timeout)
             line.sendall(question)
             found = kind_of(line.recv(_ENOUGH))
             if found is not None:
