@@ -43,6 +43,18 @@ def test_an_instant_that_nothing_can_name(client: ConsoleClient, tmp_path: Path)
     assert (moment(-1e300), moment(1e300)) == ("0000-01-01T00:00:00Z", "9999-12-31T23:59:59Z")
 
 
+@pytest.mark.parametrize("instant", ["1e12", "1e300", "-1e300"])
+def test_a_schedule_whose_next_fire_nothing_can_name(
+    client: ConsoleClient, tmp_path: Path, instant: str
+) -> None:
+    """It is listed with what is wrong, beside the others."""
+    damage(tmp_path, f"UPDATE ergon_schedules SET next_at = {instant}")  # noqa: S608
+    text = client.get("/console/schedules").text
+    assert "nightly" in text
+    assert "its next fire is not a point in time" in text
+    assert [each["name"] for each in client.get("/api/v1/schedules").json()["items"]] == ["nightly"]
+
+
 def test_a_job_that_cannot_be_read(
     client: ConsoleClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

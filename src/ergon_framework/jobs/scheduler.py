@@ -586,7 +586,10 @@ def _previewed(schedule: Schedule, count: int) -> Upcoming:
         instants = fires_of(schedule)
     except JobError as error:
         return Upcoming(schedule, problem=str(error))
-    return Upcoming(schedule, upcoming(instants, schedule.next_at, count))
+    try:
+        return Upcoming(schedule, upcoming(instants, schedule.next_at, count))
+    except (ValueError, OverflowError, OSError):  # no instant of ours: it hides no other schedule
+        return Upcoming(schedule, problem="its next fire is not a point in time")
 
 
 def _tell_late(schedule: Schedule, expected: float, now: float, count: int) -> None:
