@@ -268,6 +268,36 @@ def test_a_queue_that_is_not_there_is_told_at_once(sqs: SqsServer) -> None:
         assert told.remedy not in told.found, "it is told once"
 
 
+@pytest.mark.req("X19")
+@pytest.mark.parametrize("gone", ["queue", "dead letters"])
+def test_a_queue_that_is_deleted_is_named(sqs: SqsServer, gone: str) -> None:
+    """By settlements, too, in words of ours; health is bad until it is there again."""
+    queue = sqs.new_queue()
+    missing = r"SQS answers .*(NonExistentQueue|QueueDoesNotExist)"
+    deleted = queue if gone == "queue" else f"{queue}-dlq"
+    url = sqs.client.get_queue_url(QueueName=deleted)["QueueUrl"]
+    attributes = sqs.client.get_queue_attributes(QueueUrl=url, AttributeNames=["RedrivePolicy"])
+    with connect(sqs, queue) as connector:
+        connector.dispatch_transactions(numbered(3))
+        first, second, third = take(connector, 3)
+        sqs.client.delete_queue(QueueUrl=url)
+        with pytest.raises(ConfigurationError, match=missing):
+            connector.nack(first, ValueError("bad"))
+        assert not connector.health()
+        if gone == "queue":
+            with pytest.raises(ConfigurationError, match=missing):
+                connector.ack(second)
+            with pytest.raises(ConfigurationError, match=missing):
+                connector.release(third)
+            with pytest.raises(ConfigurationError, match=missing):
+                connector.fetch_transactions(1)
+        assert not connector.health()
+        sqs.client.create_queue(QueueName=deleted, Attributes=attributes.get("Attributes", {}))
+        connector.dispatch_transactions(numbered(1))
+        assert len(take(connector, 1)) == 1
+        assert connector.health()
+
+
 def test_a_queue_without_dead_letters_is_not_consumed(sqs: SqsServer) -> None:
     """What failed for good would have nowhere to go."""
     queue = sqs.new_queue(most_receives=None)

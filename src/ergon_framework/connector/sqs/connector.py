@@ -11,10 +11,10 @@ import functools
 import json
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from ergon_framework.connector.base import (
     Delivered,
@@ -64,6 +64,8 @@ from ergon_framework.errors import (
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.storage.server import Observation
 from ergon_framework.telemetry.tracing import dispatching
+
+T = TypeVar("T")
 
 logger = logging.getLogger("ergon.connector")
 EXAMPLE = "sqs://eu-central-1/orders"
@@ -150,8 +152,12 @@ class SqsConnector(ThreadedConsuming):
         self._held = HeldMessages(
             self._visibility, self._in_flight, lambda some: self._queue().show_again(some)
         )
-        self._deletes = Batcher(lambda some: self._queue().delete(some), self._threads)
-        self._returns = Batcher(lambda some: self._queue().show_again(some), self._threads)
+        self._deletes = Batcher(
+            lambda some: self._ask_queue(lambda queue: queue.delete(some)), self._threads
+        )
+        self._returns = Batcher(
+            lambda some: self._ask_queue(lambda queue: queue.show_again(some)), self._threads
+        )
         self.renew()
         renew_after_fork(self)
 
@@ -260,7 +266,7 @@ class SqsConnector(ThreadedConsuming):
     def get_transactions_count(self) -> int:
         """About how many messages wait."""
         queue = self._queue()
-        return int(self._asked(queue, queue.count))
+        return self._asked(queue, queue.count)
 
     # ---- the same for event loops ----
 
@@ -371,16 +377,27 @@ class SqsConnector(ThreadedConsuming):
     def _queue(self) -> SqsQueue:
         return self._connection.get()
 
-    def _asked(self, queue: SqsQueue, request: Any) -> Any:
+    def _ask_queue(self, request: Callable[[SqsQueue], T]) -> T:
+        queue = self._queue()
+        return self._asked(queue, lambda: request(queue))
+
+    def _asked(self, queue: SqsQueue, request: Callable[[], T], title: str = "") -> T:
         """What a request answers; a broken connection is made anew at the next use."""
         try:
             return request()
         except queue.client.exceptions.ClientError as error:
-            raise _explained(self._title, error) from error
+            raise self._refusal(queue, error, title) from error
         except SqsConnectorError:
             raise
         except Exception as error:
             raise self._connection.lost(queue, error) from error
+
+    def _refusal(self, queue: SqsQueue, error: Any, title: str = "") -> Exception:
+        """What SQS answered; where only an operator can change it, the health is bad until then."""
+        found = _explained(title or self._title, error)
+        if isinstance(found, ConfigurationError):
+            self._connection.lost(queue, found)  # the next use looks whether the queue is there
+        return found
 
     # ---- inside: producing ----
 
@@ -471,7 +488,7 @@ class SqsConnector(ThreadedConsuming):
         if self._connection.state.is_closed:
             self._queue()  # says that it is closed
         if isinstance(error, queue.client.exceptions.ClientError):
-            found: BaseException = _explained(self._title, error)
+            found = self._refusal(queue, error)
             if isinstance(found, ConfigurationError):
                 raise found from error
         self._connection.lost(queue, error)
@@ -545,7 +562,9 @@ class SqsConnector(ThreadedConsuming):
                 "MessageGroupId": held.group or held.identity,
                 "MessageDeduplicationId": held.identity,
             }
-        queue.send(queue.dead_letters, [entry])
+        dead_letters = queue.dead_letters
+        title = f"{self._title}: its dead-letter queue"
+        self._asked(queue, lambda: queue.send(dead_letters, [entry]), title)
 
     def _set_aside(self, held: HeldMessage, reason: str) -> None:
         """Move what is no transaction to the dead letters; if that fails, it comes again."""
