@@ -134,6 +134,14 @@ class DelaysFromTheBeginning(Flows):
             super().release(record, now)
 
 
+class StartsWhenItWasAdded(Flows):
+    """Lets a step wait until the clock shows again when the step was added."""
+
+    class PlantedJobTable(Flows.PlantedJobTable):
+        def release(self, record: MemoryJob, now: float) -> None:
+            super().release(record, max(now, record.created_at))
+
+
 class StoresHalfAFlow(Flows):
     """Finds out that an id is taken when the flow is stored already."""
 

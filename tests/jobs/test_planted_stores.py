@@ -166,6 +166,7 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (flows.ReleasesLater, "released_step_is_claimed_at_once"),
     (flows.LetsStepsBeHurried, "waiting_step_is_pending"),
     (flows.DelaysFromTheBeginning, "delay_of_a_step_begins_with_its_release"),
+    (flows.StartsWhenItWasAdded, "step_is_due_though_the_clock_was_ahead_when_it_was_added"),
     (flows.StoresHalfAFlow, "flow_is_stored_whole_or_not_at_all"),
     (flows.AlwaysContinues, "failure_cancels_what_waits"),
     (flows.CancelsWhatRuns, "failure_cancels_what_waits"),

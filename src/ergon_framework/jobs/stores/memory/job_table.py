@@ -307,7 +307,8 @@ class JobTable:
             # An operator wants it in spite of all that happened, an expiry that passed included.
             record.deliveries, record.last_error, record.expires_at = 0, None, None
         if not record.status.is_final:
-            record.run_at = now + transition.delay
+            is_bound = transition.is_reset and record.join_id is not None  # due from its release on
+            record.run_at = record.created_at if is_bound else now + transition.delay
             if transition.lane:
                 record.new = msgspec.structs.replace(record.new, executor=transition.lane)
             self._enter(record)
@@ -452,7 +453,10 @@ class JobTable:
         self._leave(record)
         record.join_id, record.changed_at = None, now
         if record.signal is None:
-            record.run_at = max(record.run_at, now + (record.wait or 0.0))
+            # A due time that nobody asked for is when it was added, and must not keep it where the
+            # clock ran ahead then.
+            asked = record.run_at if record.run_at > record.created_at else now
+            record.run_at = max(asked, now + (record.wait or 0.0))
         self._enter(record)
         if record.signal is not None:
             self._expect_signal(record, now)

@@ -17,8 +17,8 @@ WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at
 
 -- restart_step: the same as if nothing had happened; a signal that came early is kept
 UPDATE ergon_jobs SET
-    stage = ?, status = ?, attempts = ?, excused = ?, is_charged = 0, is_solo = ?, why = ?,
-    run_at = ?, changed_at = ?, lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
+    stage = ?1, status = ?, attempts = ?, excused = ?, is_charged = 0, is_solo = ?, why = ?,
+    run_at = CASE WHEN ?1 = 5 THEN created_at ELSE ? END, changed_at = ?, lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
     last_error = ?, deliveries = 0, purge_at = NULL, expires_at = NULL,
     result = CASE WHEN signal IS NOT NULL THEN result END,
     history = coalesce(history || char(10), '') || ?
@@ -121,12 +121,19 @@ SELECT id FROM ergon_flow_joins WHERE flow_id = ? AND remaining = 0 ORDER BY seq
 -- is_closed: whether somebody is left to wait for at a join
 SELECT 1 FROM ergon_flow_joins WHERE id = ? AND remaining > 0;
 
--- release: the first steps that wait at joins
+-- release: the first steps that wait at joins. A due time that nobody asked for is when the step was
+-- added, and must not keep it where the clock ran ahead then
 UPDATE ergon_jobs SET
     stage = CASE
-        WHEN signal IS NOT NULL THEN 6 WHEN max(run_at, ?1 + coalesce(wait, 0)) <= ?1 THEN 2 ELSE 3
+        WHEN signal IS NOT NULL THEN 6
+        WHEN (run_at <= ?1 OR run_at <= created_at) AND coalesce(wait, 0) <= 0 THEN 2
+        ELSE 3
     END,
-    run_at = CASE WHEN signal IS NULL THEN max(run_at, ?1 + coalesce(wait, 0)) ELSE ?1 END,
+    run_at = CASE
+        WHEN signal IS NULL AND run_at > created_at THEN max(run_at, ?1 + coalesce(wait, 0))
+        WHEN signal IS NULL THEN ?1 + coalesce(wait, 0)
+        ELSE ?1
+    END,
     expires_at = CASE WHEN signal IS NOT NULL THEN ?1 + wait ELSE expires_at END,
     join_id = NULL, changed_at = ?1
 WHERE seq IN (

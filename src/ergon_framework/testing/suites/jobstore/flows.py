@@ -240,6 +240,24 @@ def delay_of_a_step_begins_with_its_release(s: JobStoreSubject) -> None:
     same(s.ids(5), _ids(flow, 2), "the same after a minute")
 
 
+@check("flows")
+def step_is_due_though_the_clock_was_ahead_when_it_was_added(s: JobStoreSubject) -> None:
+    """Or when it was brought back; one that was planned for an instant waits until then."""
+    planned = {"handler": "b", "run_at": s.clock() + 60.0}
+    flows = [_chain(s, "a", each) for each in ("b", "b", planned)]
+    _client(s).flow(flows[1]).cancel()
+    s.clock.forward(5.0)
+    _client(s).flow(flows[1]).retry()
+    s.clock.forward(-3600.0)
+    s.store.shorten_waits()
+    first = [job for job in s.claim(9) if job.id.endswith(".1")]
+    for job in first:
+        s.must(job, SUCCEEDED)
+    due = [flow for flow in flows if s.get(step_id(flow, 2)).run_at <= s.clock()]
+    same(due, flows[:2], "flows whose second step is due")
+    same(s.ids(9), [step_id(each, 2) for each in flows[:2]], "what can be claimed")
+
+
 @check("flows", "reopen")
 def flow_survives_a_new_process(s: JobStoreSubject) -> None:
     """What waits, waits on; what was counted stays counted."""

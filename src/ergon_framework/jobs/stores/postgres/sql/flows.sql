@@ -43,7 +43,11 @@ WITH moved AS (
         stage = s.stage, status = s.status, attempts = s.attempts, excused = s.excused,
         is_charged = false, is_solo = s.is_solo, why = s.why,
         result = coalesce(s.result, CASE WHEN j.signal IS NOT NULL THEN j.result END),
-        run_at = CASE WHEN s.stage = 0 THEN j.run_at ELSE %(now)s::float8 + s.delay END,
+        run_at = CASE
+            WHEN s.stage = 0 THEN j.run_at
+            WHEN s.is_back AND s.stage = 5 THEN j.created_at
+            ELSE %(now)s::float8 + s.delay
+        END,
         purge_at = NULL, changed_at = %(now)s::float8,
         lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
         deliveries = CASE WHEN s.is_back THEN 0 ELSE j.deliveries END,
@@ -167,15 +171,20 @@ WHERE j.id = c.id RETURNING j.id, j.remaining;
 -- open_joins: nobody is left to wait for
 SELECT id FROM ergon_flow_joins WHERE flow_id = %(flow_id)s AND remaining = 0 ORDER BY seq;
 
--- release: the first steps that wait at joins
+-- release: the first steps that wait at joins. A due time that nobody asked for is when the step was
+-- added, and must not keep it where the clock ran ahead then
 UPDATE ergon_jobs AS j SET
     stage = CASE
         WHEN j.signal IS NOT NULL THEN 6
-        WHEN greatest(j.run_at, %(now)s::float8 + coalesce(j.wait, 0)) <= %(now)s::float8 THEN 2
+        WHEN greatest(
+            CASE WHEN j.run_at > j.created_at THEN j.run_at END, %(now)s::float8 + coalesce(j.wait, 0)
+        ) <= %(now)s::float8 THEN 2
         ELSE 3
     END,
     run_at = CASE
-        WHEN j.signal IS NULL THEN greatest(j.run_at, %(now)s::float8 + coalesce(j.wait, 0))
+        WHEN j.signal IS NULL THEN greatest(
+            CASE WHEN j.run_at > j.created_at THEN j.run_at END, %(now)s::float8 + coalesce(j.wait, 0)
+        )
         ELSE %(now)s::float8
     END,
     expires_at = CASE WHEN j.signal IS NULL THEN j.expires_at ELSE %(now)s::float8 + j.wait END,

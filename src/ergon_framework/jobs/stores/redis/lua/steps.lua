@@ -165,7 +165,7 @@ local function open_book()
       machine.step_returned(flow_of(place[FLOW_ID]), before, #place[FEEDS] == 0)
       accept(place[FLOW_ID])
       if place[JOIN_AT] and left_at(place[JOIN_AT]) > 0 then
-        job[STAGE] = JOINING
+        job[STAGE], job[RUN_AT] = JOINING, job[CREATED_AT]
       else
         place[JOIN_AT] = false
         put_place(job[ID], place)
@@ -310,7 +310,10 @@ local function open_book()
       job[RUN_AT] = now
       expect_signal(job, place)
     else
-      job[RUN_AT] = max(job[RUN_AT], now + (place[DELAY] or 0))
+      -- A due time that nobody asked for is when it was added, and must not keep it where the clock ran
+      -- ahead then.
+      local asked = job[RUN_AT] > job[CREATED_AT] and job[RUN_AT] or now
+      job[RUN_AT] = max(asked, now + (place[DELAY] or 0))
       job[STAGE] = job[RUN_AT] <= now and WAITS or LATER
     end
     job[CHANGED_AT] = now
