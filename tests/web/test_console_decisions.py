@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.totals import BOUNDS
 from ergon_framework.ports.jobstore import Job, StatusCounts, WorkerRecord
 from ergon_framework.ports.providerstore import CallTotals, LaneCount, ProviderStats, QuotaTotals
-from ergon_framework.web.console.attention import JobsSeen, concerns, queue_chip
+from ergon_framework.web.console.attention import JobsSeen, TakenQueues, concerns, queue_chip
 from ergon_framework.web.console.events import LONGEST_STREAM, MOST_WATCHERS, ChangeEvents
 from ergon_framework.web.console.formatting import (
     Block,
@@ -85,7 +85,7 @@ def test_nothing_to_say() -> None:
 def test_a_queue_in_trouble(more: dict[str, Any], chip: str, expected: str) -> None:
     """Its state is two words in a table and a sentence on the overview."""
     found = queue(**{"oldest_due": 5.0, "counts": {"pending": 3}, **more})
-    assert queue_chip(found, [worker()]).text == chip
+    assert queue_chip(found, TakenQueues([worker()])).text == chip
     [text] = said(seen(found))
     assert text.startswith(expected)
 
@@ -97,7 +97,7 @@ def test_a_queue_without_a_worker(workers: list[dict[str, Any]]) -> None:
     assert said(found)[0].startswith(
         "bad: Queue mail has nobody to run it: no worker that is alive"
     )
-    assert queue_chip(queue(oldest_due=5.0), workers).text == "no worker"
+    assert queue_chip(queue(oldest_due=5.0), TakenQueues(workers)).text == "no worker"
 
 
 def test_the_worst_comes_first() -> None:
@@ -109,6 +109,28 @@ def test_the_worst_comes_first() -> None:
     told = concerns(found, [("the job store", "store_unavailable")])
     assert [each.level for each in told] == ["bad", "bad", "warn"]
     assert told[0].subject == "The job store"
+
+
+def test_what_workers_take_is_read_once() -> None:
+    """Thousands of queues and hundreds of workers are no product of both."""
+    reads: list[int] = []
+
+    class Names(tuple[str, ...]):
+        __slots__ = ()
+
+        def __iter__(self) -> Iterator[str]:
+            reads.append(1)
+            return super().__iter__()
+
+        def __contains__(self, name: object) -> bool:
+            reads.append(1)
+            return super().__contains__(name)
+
+    workers = [worker(queues=Names([f"q{n}"])) for n in range(10)]
+    queues = [queue(name=f"q{n}", oldest_due=5.0) for n in range(11)]
+    found = concerns(JobsSeen(0.0, queues, workers, []), [])
+    assert [each.subject for each in found] == ["Queue q10"]
+    assert len(reads) == len(workers)
 
 
 def test_dead_letters_are_told_by_what_they_share() -> None:

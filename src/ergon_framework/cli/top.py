@@ -87,13 +87,13 @@ def _watch(client: JobClient, rates: JobRates, interval: float) -> None:
 def document(client: JobClient, rates: JobRates) -> dict[str, Any]:
     """How everything stands, as plain values."""
     from ergon_framework.jobs.views import moment
-    from ergon_framework.web.console.attention import concerns, queue_chip
+    from ergon_framework.web.console.attention import TakenQueues, concerns, queue_chip
     from ergon_framework.web.console.job_look import seen_in, totals_of
 
     seen = seen_in(client.store, rates)
     known = rates.document()
     is_known = known["seconds"] is not None
-    done = known.pop("queues")
+    done, taken = known.pop("queues"), TakenQueues(seen.workers)
     return {
         "at": moment(seen.now),
         "attention": [each.document() for each in concerns(seen, ())],
@@ -102,7 +102,7 @@ def document(client: JobClient, rates: JobRates) -> dict[str, Any]:
         "queues": [
             {
                 **queue,
-                "state": queue_chip(queue, seen.workers)._asdict(),
+                "state": queue_chip(queue, taken)._asdict(),
                 "done_per_second": done.get(queue["name"], 0.0) if is_known else None,
             }
             for queue in seen.queues

@@ -115,14 +115,27 @@ def concerns(seen: JobsSeen | None, away: Iterable[tuple[str, str]]) -> list[Con
     return sorted(found, key=lambda each: _ORDER.index(each.level))
 
 
-def queue_chip(queue: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> Chip:
+class TakenQueues:
+    """The queues that workers which are alive take: read once, and not for each queue."""
+
+    def __init__(self, workers: Iterable[Mapping[str, Any]]) -> None:
+        named = [each["queues"] for each in workers if each["state"] != "silent"]
+        self._are_all = None in named
+        self._names = {name for names in named if names is not None for name in names}
+
+    def __contains__(self, queue: str) -> bool:
+        """Whether there is such a worker."""
+        return self._are_all or queue in self._names
+
+
+def queue_chip(queue: Mapping[str, Any], taken: TakenQueues) -> Chip:
     """How a queue stands, in a word or two."""
     if queue["paused"]:
         return Chip("wait", "paused")
     if queue["oldest_due"] is not None:
         if lacking := _lacking(queue):
             return Chip("bad", lacking[0])
-        if not _takers(queue["name"], workers):
+        if queue["name"] not in taken:
             return Chip("bad", "no worker")
         if queue["oldest_due"] > BEHIND:
             return Chip("warn", "behind")
@@ -145,14 +158,8 @@ def _lacking(queue: Mapping[str, Any]) -> tuple[str, str] | None:
     return None
 
 
-def _takers(queue: str, workers: Iterable[Mapping[str, Any]]) -> int:
-    return sum(
-        each["state"] != "silent" and (each["queues"] is None or queue in each["queues"])
-        for each in workers
-    )
-
-
 def _of_queues(seen: JobsSeen) -> Iterator[Concern]:
+    taken = TakenQueues(seen.workers)
     for queue in seen.queues:
         name, waited = queue["name"], queue["oldest_due"]
         link = f"/jobs?queue={quote_plus(name)}&status=pending"
@@ -171,7 +178,7 @@ def _of_queues(seen: JobsSeen) -> Iterator[Concern]:
         elif lacking := _lacking(queue):
             hint = f"{waiting}. None is lost: they run as soon as such a worker is there."
             yield Concern("bad", f"Queue {name}", lacking[1], hint, link, "Jobs")
-        elif not _takers(name, seen.workers):
+        elif name not in taken:
             text = "has nobody to run it: no worker that is alive takes its jobs."
             hint = f"{waiting}. None is lost: they run as soon as a worker is started."
             yield Concern("bad", f"Queue {name}", text, hint, link, "Jobs", "ergon worker")

@@ -15,7 +15,13 @@ from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.views import moment
 from ergon_framework.web.backend_pool import BackendPool, backend_title
 from ergon_framework.web.backends import Backend, JobBackend
-from ergon_framework.web.console.attention import Concern, JobsSeen, concerns, queue_chip
+from ergon_framework.web.console.attention import (
+    Concern,
+    JobsSeen,
+    TakenQueues,
+    concerns,
+    queue_chip,
+)
 from ergon_framework.web.console.formatting import Figure
 from ergon_framework.web.console.job_look import (
     MOST_NAMED,
@@ -189,10 +195,11 @@ def queue_rows(look: JobsLook, queues: Iterable[Mapping[str, Any]]) -> list[dict
     """Queues with their state in words and what is done in them per second."""
     rates = look.rates["queues"]
     is_known = look.rates["seconds"] is not None
+    taken = TakenQueues(look.seen.workers)
     return [
         {
             **queue,
-            "state": queue_chip(queue, look.seen.workers)._asdict(),
+            "state": queue_chip(queue, taken)._asdict(),
             "done_per_second": rates.get(queue["name"], 0.0) if is_known else None,
         }
         for queue in queues
