@@ -17,12 +17,13 @@ WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at
 
 -- restart_step: the same as if nothing had happened; a signal that came early is kept
 UPDATE ergon_jobs SET
-    stage = ?1, status = ?, attempts = ?, excused = ?, is_charged = 0, is_solo = ?, why = ?,
-    run_at = CASE WHEN ?1 = 5 THEN created_at ELSE ? END, changed_at = ?, lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
-    last_error = ?, deliveries = 0, purge_at = NULL, expires_at = NULL,
+    stage = ?1, status = ?2, attempts = ?3, excused = ?4, is_charged = 0, is_solo = ?5, why = ?6,
+    run_at = CASE WHEN ?1 = 5 THEN created_at ELSE ?7 END, changed_at = ?8,
+    lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
+    last_error = ?9, deliveries = 0, purge_at = NULL, expires_at = NULL,
     result = CASE WHEN signal IS NOT NULL THEN result END,
-    history = coalesce(history || char(10), '') || ?
-WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?);
+    history = coalesce(history || char(10), '') || ?10
+WHERE seq = ?11 AND id = ?12 AND fence = ?13 AND status = ?14 AND (?15 OR lease_expires_at <= ?16);
 
 -- end_step: any end of a step; it is kept as long as its flow. A signal that came before a step was
 -- reached stays with the step, which may be retried
