@@ -93,8 +93,13 @@ def test_rights_that_are_taken_away_are_told_as_such(
                 with pytest.raises(ConfigurationError, match="forbids something") as caught:
                     call()
                 assert SECRET not in said(caught.value)
+                assert not source.health()
             client.execute_command("ACL", "SETUSER", "clerk", "+@all")
             source.ack(order)
+            source.dispatch_transactions([Transaction("t3", 3)])
+            (last,) = source.fetch_transactions(1)
+            source.nack(last, ValueError("no"))
+            assert source.health()
     finally:
         client.execute_command("ACL", "DELUSER", "clerk")
 

@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
+from hashlib import sha1
 from importlib import import_module
 from typing import Any, TypeVar, cast
 
@@ -30,6 +31,7 @@ _REFUSED = ("NOAUTH", "WRONGPASS", "invalid username-password", "AUTH ", "Authen
 
 R = TypeVar("R")
 Command = tuple[Any, ...]
+Kind = tuple[Any, ...]
 Steps = Generator[Command, Any, R]
 """What is asked of the server, one command after the other. Either colour sends them."""
 
@@ -158,6 +160,7 @@ class RedisClients:
         self._asyncio = import_client("redis.asyncio", extra="redis", connector="to Redis Streams")
         self._errors = self._redis.exceptions
         self._options = _options(url, ca=ca, cert=cert, key=key)
+        self._refused: set[Kind] = set()
         self.threads = BrokerConnection(self.name, self._connect, ThreadedCalls.close, wakeup)
         self.tasks = AsyncBrokerConnection(self.name, self._connect_async, AsyncCalls.close, wakeup)
 
@@ -169,13 +172,15 @@ class RedisClients:
         of it, and may know what to do.
         """
         act: Callable[[], Command] = partial(next, steps)
+        kind: Kind = ()
         while True:
             try:
                 command = act()
             except StopIteration as end:
                 return cast(R, end.value)
             except self._errors.RedisError as error:
-                raise self._refusal(error) from error
+                raise self._noted(error, kind) from error
+            kind = _kind(command)
             while True:
                 try:
                     client = self.threads.wait() if waits else self.threads.get()
@@ -187,6 +192,7 @@ class RedisClients:
                     break
                 try:
                     act = partial(steps.send, client.call(packed(command)))
+                    self._refused.discard(kind)
                     break
                 except Exception as error:
                     found = self.threads.lost(client, error) if self._is_lost(error) else error
@@ -197,13 +203,15 @@ class RedisClients:
     async def drive_async(self, steps: Steps[R], *, waits: bool = False) -> R:
         """The asyncio twin of :meth:`drive`."""
         act: Callable[[], Command] = partial(next, steps)
+        kind: Kind = ()
         while True:
             try:
                 command = act()
             except StopIteration as end:
                 return cast(R, end.value)
             except self._errors.RedisError as error:
-                raise self._refusal(error) from error
+                raise self._noted(error, kind) from error
+            kind = _kind(command)
             while True:
                 try:
                     client = await (self.tasks.wait() if waits else self.tasks.get())
@@ -215,6 +223,7 @@ class RedisClients:
                     break
                 try:
                     act = partial(steps.send, await client.call(packed(command)))
+                    self._refused.discard(kind)
                     break
                 except Exception as error:
                     lost = self._is_lost(error)
@@ -234,7 +243,8 @@ class RedisClients:
         except Exception as error:
             if self._is_lost(error):
                 raise self.threads.lost(client, error) from error
-            raise self._refusal(error) from error
+            raise self._noted(error, _TOGETHER) from error
+        self._refused.discard(_TOGETHER)
 
     async def send_all_async(self, commands: list[Command]) -> None:
         """The asyncio twin of :meth:`send_all`."""
@@ -247,12 +257,17 @@ class RedisClients:
         except Exception as error:
             if self._is_lost(error):
                 raise await self.tasks.lost(client, error) from error
-            raise self._refusal(error) from error
+            raise self._noted(error, _TOGETHER) from error
+        self._refused.discard(_TOGETHER)
 
     @property
     def is_healthy(self) -> bool:
-        """Whether both colours can be used, as far as is known."""
-        return self.threads.state.is_healthy and self.tasks.state.is_healthy
+        """Whether both colours can be used, as far as is known.
+
+        A server that is there and refuses what is asked cannot: until it takes the like of it.
+        """
+        is_there = self.threads.state.is_healthy and self.tasks.state.is_healthy
+        return is_there and not self._refused
 
     # ---- connections and errors -----------------------------------------------------------------
 
@@ -299,6 +314,13 @@ class RedisClients:
         # The error of a command inside of a script stands somewhere in the text.
         return isinstance(error, known.ResponseError) and any(e in str(error) for e in _AWAY)
 
+    def _noted(self, error: Any, kind: Kind) -> Any:
+        """What the server refused; where only an operator can change it, the health is bad."""
+        found = self._refusal(error)
+        if isinstance(found, ConfigurationError):
+            self._refused.add(kind)
+        return found
+
     def _refusal(self, error: Any) -> Any:
         """What the server refused, in our words; other errors are left as they are."""
         if not isinstance(error, self._errors.RedisError):
@@ -337,6 +359,18 @@ class RedisClients:
         return RedisStreamsError(
             f"{self.name} refused a call: {text}", remedy="look into the server's log"
         )
+
+
+_TOGETHER = ("MULTI",)
+
+
+def _kind(command: Command) -> Kind:
+    """What is the same for commands that need the same rights: the name, and that of a script."""
+    if command[0] == "EVAL":  # the server did not know the script by its name
+        text = command[1]
+        raw = text.encode() if isinstance(text, str) else text
+        return ("EVALSHA", sha1(raw, usedforsecurity=False).hexdigest())
+    return command[:2] if command[0] == "EVALSHA" else command[:1]
 
 
 _FORBIDDEN = re.compile("^NOPERM|ACL failure in script")

@@ -381,8 +381,8 @@ class RedisStreamsConnector(ThreadedTwins):
         return DeliveryLostError(
             f"the entry {held.entry.decode()} of the stream {self._group.stream} is not this"
             " consumer's any more",
-            remedy="nothing: another consumer has it; a process that is often held up for so long"
-            " needs a longer claim_idle",
+            remedy="nothing: another consumer has it, or its group or stream was deleted; a process"
+            " that is often held up for so long needs a longer claim_idle",
         )
 
     def _set_aside(self, transaction: Transaction, held: HeldEntry, exc: Exception) -> Steps[int]:
