@@ -284,6 +284,22 @@ def test_mistakes_come_with_a_remedy(
     assert told.json().keys() == {"code", "message", "details"}
 
 
+def test_no_error_names_the_store(tmp_path: Path) -> None:
+    """A command in a remedy is without the option that a terminal has: that is a file or a host."""
+    place = tmp_path / "it's here"
+    place.mkdir()
+    fill_jobs(place)
+    client = ConsoleClient(create_app(settings=settings_in(place)))
+    for path in ("jobs/nothing", "flows/nothing", "jobs/nothing/why"):
+        for root in ("/console", "/api/v1"):
+            answer = client.get(f"{root}/{path}", {"Accept": "application/json"})
+            assert answer.status_code == 404
+            remedy = answer.json()["details"]["remedy"]
+            assert "--store" not in remedy, path
+            assert "here" not in remedy.replace("there", ""), path
+            assert "ergon " in remedy
+
+
 def test_a_store_that_is_away(opened: Opened, tmp_path: Path) -> None:
     """The overview says so first; other pages say what does not answer."""
     (tmp_path / "work.db").write_bytes(b"no database at all" * 1000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
+import re
 from collections import Counter
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -196,9 +197,20 @@ async def _known_error(_request: Request, error: Any) -> Response:
     return answer_of(error)
 
 
+_STORE = re.compile(r" --store (?:'[^']*'(?:\"'\"'[^']*')*|[\w@%+=:,./-]+)")
+
+
+def _without_store(document: dict[str, Any]) -> dict[str, Any]:
+    """An error whose commands name no store: its URL has a host or a file, and it is known here."""
+    remedy = document["details"].get("remedy")
+    if isinstance(remedy, str):
+        document["details"] = {**document["details"], "remedy": _STORE.sub("", remedy)}
+    return document
+
+
 def answer_of(error: ErgonError) -> JSONResponse:
     """What a caller is told of a failure."""
-    document = error.to_dict()
+    document = _without_store(error.to_dict())
     if isinstance(error, BackendUnavailableError):
         return unavailable(**document)
     if isinstance(error, ResourceNotFoundError | JobNotFoundError | BoundaryNotFoundError):
