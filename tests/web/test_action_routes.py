@@ -19,7 +19,7 @@ from ergon_framework.web.middleware import MAX_EDIT_BODY
 from ergon_framework.web.routes import build_app, server_plan
 from ergon_framework.web.sessions import COOKIE, Sessions
 from ergon_framework.web.tokens import FixedTokens
-from tests.providers.asgi_client import HERE
+from tests.providers.asgi_client import HERE, ask
 from tests.web.content import fill_jobs, settings_in
 
 pytestmark = pytest.mark.req("ONE:serve")
@@ -185,6 +185,39 @@ def test_who_may_act(tmp_path: Path, api: Api) -> None:
     assert free.post("/d0/requeue", token=None).status_code == 403
     assert free.post("/d0/requeue", token=ADA).status_code == 403
     assert free.status("d0") == "failed"
+
+
+def test_queues_and_schedules_through_the_api(api: Api) -> None:
+    """Paused, resumed and fired as in the console, and told by the audit log."""
+    paused = api.post("/pause", at="/api/v1/queues/mail").json()
+    assert paused == {"queue": "mail", "paused": True}
+    queues = api.get("/api/v1/queues").json()["items"]
+    assert [each["name"] for each in queues if each["paused"]] == ["mail"]
+    assert api.post("/resume", at="/api/v1/queues/mail").json()["paused"] is False
+    with api.jobs() as jobs:
+        jobs.schedules.put("hourly", "tidy", every=3600.0)
+    fired = api.post("/fire", at="/api/v1/schedules/hourly").json()
+    assert api.status(fired["id"]) == "pending"
+    assert api.post("/fire", at="/api/v1/schedules/never").status_code == 404
+    assert api.post("/pause", token=BOB, at="/api/v1/queues/mail").status_code == 403
+    assert api.post("/pause", token=None, at="/api/v1/queues/mail").status_code == 401
+    found = AuditLog(api.folder / "ergon-audit.db").find(AuditSearch(actor="ada"), 10)
+    done = [each.action for each in found if each.outcome == "done"]
+    assert done == ["fire-schedule", "resume-queue", "pause-queue"]
+
+
+def test_a_queue_is_paused_before_its_first_job(tmp_path: Path) -> None:
+    """What is answered is true: the tables are made for it, in a file that has none."""
+    (tmp_path / "work.db").touch()
+    server = ServerSettings(operators=("ada",))
+    tokens = FixedTokens({"ada": ADA})
+    plan = server_plan(server, backends_of(settings_in(tmp_path)), tokens)
+    headers = {"authorization": f"Bearer {ADA}"}
+    path = "/api/v1/queues/mail/pause"
+    answer = ask(build_app(plan), path=path, method="POST", headers=headers)
+    assert answer.json() == {"queue": "mail", "paused": True}
+    with JobClient(f"sqlite:///{tmp_path}/work.db") as jobs:
+        assert [each.name for each in jobs.store.queues() if each.is_paused] == ["mail"]
 
 
 def test_the_audit_log_has_what_came_through_the_api(api: Api) -> None:

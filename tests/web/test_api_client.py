@@ -96,6 +96,24 @@ def test_flows(place: Path, url: str) -> None:
     assert client.flows() == []
 
 
+def test_queues_and_schedules(place: Path, url: str) -> None:
+    """A queue is paused and resumed, whatever its name, and a schedule is fired."""
+    client = ApiClient(url, ADA)
+    assert client.pause_queue("a/../b").paused
+    assert {each.name: each.paused for each in client.queues()}["a/../b"]
+    assert not client.resume_queue("a/../b").paused
+    with JobClient(f"sqlite:///{place}/work.db") as jobs:
+        jobs.schedules.put("hourly", "tidy", every=3600.0)
+    made = client.fire_schedule("hourly")
+    assert (made.schedule, client.job(made.id).handler) == ("hourly", "tidy")
+    with pytest.raises(ApiError) as caught:
+        client.fire_schedule("never")
+    assert caught.value.status == 404
+    with pytest.raises(ApiError) as caught:
+        ApiClient(url, BOB).pause_queue("mail")
+    assert caught.value.status == 403
+
+
 def test_what_does_not_answer() -> None:
     """A port where nobody listens, and an address that is none."""
     with socket.socket() as taken:

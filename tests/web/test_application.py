@@ -49,6 +49,9 @@ PATHS = [
     "/api/v1/workers",
 ]
 ACTIONS = [
+    "/api/v1/queues/{queue}/pause",
+    "/api/v1/queues/{queue}/resume",
+    "/api/v1/schedules/{schedule}/fire",
     *(
         f"/api/v1/flows/{{flow_id}}/{name}"
         for name in ("cancel", "purge", "retry", "signal", "skip")

@@ -382,9 +382,9 @@ def test_what_may_be_done_all_the_same(
     open_at_once = JobBackend.writing
 
     @contextmanager
-    def late(backend: JobBackend) -> Iterator[JobClient]:
+    def late(backend: JobBackend, **how: bool) -> Iterator[JobClient]:
         let_go.wait(60)
-        with open_at_once(backend) as client:
+        with open_at_once(backend, **how) as client:
             yield client
         done.set()
 

@@ -37,6 +37,9 @@ ACTIONS = [
         f"/api/v1/jobs/{{job_id}}/{name}"
         for name in ("requeue", "retry", "cancel", "delete", "edit-and-requeue")
     ),
+    "/api/v1/queues/{queue}/pause",
+    "/api/v1/queues/{queue}/resume",
+    "/api/v1/schedules/{schedule}/fire",
     *(f"{FLOW}/{name}" for name in ("retry", "skip", "cancel", "purge", "signal")),
 ]
 PROBES = ["/live", "/ready", "/health/live", "/health/ready", "/metrics"]

@@ -11,9 +11,10 @@ from pydantic import Field
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.editing import JobEdit
+from ergon_framework.web.addresses import named
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.job_actions import ACTIONS, MOST_AT_ONCE, JobActions, search_of
-from ergon_framework.web.job_routes import JobNamed, JobsParams
+from ergon_framework.web.job_routes import Id, JobNamed, JobsParams
 from ergon_framework.web.middleware import EDIT, HAS_HEADER, ROLE, caller_of
 from ergon_framework.web.responses import (
     CHANGES,
@@ -23,7 +24,13 @@ from ergon_framework.web.responses import (
     QueryParams,
     json_response,
 )
-from ergon_framework.web.schemas import EditedJob, JobChange, JobsChange
+from ergon_framework.web.schemas import (
+    EditedJob,
+    JobChange,
+    JobsChange,
+    QueueChange,
+    ScheduleFired,
+)
 from ergon_framework.web.tokens import CallerRole
 
 Reason = Annotated[str, Field(max_length=1000, description="Why, for the history of the job.")]
@@ -94,6 +101,20 @@ def operator_of(request: Request) -> str:
 
 
 Operator = Annotated[str, Depends(operator_of)]
+
+
+def queue_named(queue: str, id: Id = None) -> str:
+    """The name of a queue, from the path or from the query."""
+    return named(queue, id)
+
+
+def schedule_named(schedule: str, id: Id = None) -> str:
+    """The name of a schedule, from the path or from the query."""
+    return named(schedule, id)
+
+
+QueueNamed = Annotated[str, Depends(queue_named)]
+ScheduleNamed = Annotated[str, Depends(schedule_named)]
 Reasons = Annotated[ReasonBody, Body(default_factory=ReasonBody)]
 
 
@@ -128,6 +149,50 @@ def action_routes(pool: BackendPool) -> APIRouter:
 
     for name in ACTIONS:
         _add_action(router, actions, name)
+    return router
+
+
+def queue_action_routes(pool: BackendPool) -> APIRouter:
+    """The routes that pause queues and fire schedules."""
+    actions = JobActions(pool)
+    router = APIRouter(
+        prefix="/api/v1",
+        tags=["actions"],
+        dependencies=[Depends(HTTPBearer(auto_error=False))],
+        responses=CHANGES,
+    )
+
+    @router.post(
+        "/queues/{queue:path}/pause",
+        summary="Pause a queue",
+        response_model=QueueChange,
+    )
+    async def pause(queue: QueueNamed, actor: Operator) -> Response:
+        """What runs goes on, and nothing else is started; also before its first job."""
+        await actions.pause(queue, actor, is_paused=True)
+        return json_response({"queue": queue, "paused": True})
+
+    @router.post(
+        "/queues/{queue:path}/resume",
+        summary="Resume a queue",
+        response_model=QueueChange,
+    )
+    async def resume(queue: QueueNamed, actor: Operator) -> Response:
+        """Its jobs are started again."""
+        await actions.pause(queue, actor, is_paused=False)
+        return json_response({"queue": queue, "paused": False})
+
+    @router.post(
+        "/schedules/{schedule:path}/fire",
+        summary="Fire a schedule now",
+        response_model=ScheduleFired,
+        responses=MISSING,
+    )
+    async def fire(schedule: ScheduleNamed, actor: Operator) -> Response:
+        """Its job is enqueued beside its fires; the next one stays where it was."""
+        job_id = await actions.fire(schedule, actor)
+        return json_response({"schedule": schedule, "id": job_id})
+
     return router
 
 

@@ -70,10 +70,11 @@ class JobBackend:
             yield JobClient(settings=self.setup.jobs, store=store)
 
     @contextmanager
-    def writing(self) -> Iterator[JobClient]:
+    def writing(self, *, makes_tables: bool = False) -> Iterator[JobClient]:
         """A client that may change jobs, for as long as one person's request takes.
 
-        Opened for each: whoever acts is seldom, and what only reads is opened for reading.
+        Opened for each: whoever acts is seldom, and what only reads is opened for reading. Where
+        there are no tables yet, nothing can be found, and they are made only if asked for.
         """
         substitute: FullJobStore | None = find_substitute("jobs", self.setup.url)
         if substitute is not None:
@@ -81,7 +82,7 @@ class JobBackend:
             return
         file = file_of(self.setup.url)
         is_there = has_jobs(self.setup.url) if file is None else file_has_table(file, "ergon_jobs")
-        if not is_there:
+        if not is_there and not makes_tables:
             with self.opened() as client:  # an empty one: no table is made by looking for a job
                 yield client
             return

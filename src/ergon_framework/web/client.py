@@ -107,6 +107,20 @@ class ApiBulk(msgspec.Struct, frozen=True):
     dry_run: bool
 
 
+class ApiPaused(msgspec.Struct, frozen=True):
+    """A queue that was paused or resumed."""
+
+    queue: str
+    paused: bool
+
+
+class ApiFired(msgspec.Struct, frozen=True):
+    """A schedule that was fired, and the job that it enqueued."""
+
+    schedule: str
+    id: str
+
+
 class ApiFlow(msgspec.Struct, frozen=True):
     """A flow; ``why``, ``actions`` and ``signals`` only where one flow was asked for."""
 
@@ -311,6 +325,18 @@ class ApiClient:
         """Complete the step that waits for a signal; the value is its result."""
         body = {"name": name, "value": value, "reason": reason}
         return self._post(address_of("/flows", flow_id, "/signal"), body, ApiChange)
+
+    def pause_queue(self, queue: str) -> ApiPaused:
+        """Let no job of a queue be started; what runs goes on."""
+        return self._post(address_of("/queues", queue, "/pause"), {}, ApiPaused)
+
+    def resume_queue(self, queue: str) -> ApiPaused:
+        """Let jobs of a queue be started again."""
+        return self._post(address_of("/queues", queue, "/resume"), {}, ApiPaused)
+
+    def fire_schedule(self, schedule: str) -> ApiFired:
+        """Enqueue the job of a schedule now, beside its fires."""
+        return self._post(address_of("/schedules", schedule, "/fire"), {}, ApiFired)
 
     def bulk(
         self,

@@ -59,9 +59,9 @@ class JobsToCome(JobBackend):
             yield client
 
     @contextmanager
-    def writing(self) -> Iterator[JobClient]:
+    def writing(self, *, makes_tables: bool = False) -> Iterator[JobClient]:
         """As the store itself: what is not there cannot be changed."""
-        with self._inner.writing() as client:
+        with self._inner.writing(makes_tables=makes_tables) as client:
             yield client
 
 

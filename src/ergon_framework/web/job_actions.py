@@ -126,7 +126,9 @@ class JobActions:
             emit("queue.paused" if is_paused else "queue.resumed", queue=queue)
 
         action = PAUSE if is_paused else RESUME
-        await self.recorded(actor, action, "", f"the queue {queue!r}", change)
+        what = f"the queue {queue!r}"
+        # A queue may be paused before its first job.
+        await self.recorded(actor, action, "", what, change, makes_tables=True)
 
     async def fire(self, schedule: str, actor: str) -> str:
         """Enqueue the job of a schedule now, beside its fires; the id of the job."""
@@ -165,13 +167,20 @@ class JobActions:
         return await self.recorded(actor, action.name, "", detail, change)
 
     async def recorded(
-        self, actor: str, action: str, target: str, detail: str, change: Callable[[JobClient], T]
+        self,
+        actor: str,
+        action: str,
+        target: str,
+        detail: str,
+        change: Callable[[JobClient], T],
+        *,
+        makes_tables: bool = False,
     ) -> T:
         """Do something with an entry in the audit log before it; what it answers."""
         source, audit = self._pool.jobs(), self._pool.audit
 
         def do() -> T:
-            with source.writing() as client:
+            with source.writing(makes_tables=makes_tables) as client:
                 return change(client)
 
         # In the thread of the store, which goes on when the request has run out of its time: the

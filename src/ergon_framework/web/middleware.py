@@ -246,6 +246,8 @@ EDIT = "edit-and-requeue"
 EDIT_FORM = f"{CONSOLE}/edit/"
 """The path of a form with the arguments of a job."""
 JOBS_API, FLOWS_API = "/api/v1/jobs/", "/api/v1/flows/"
+CHANGING = (f"{CONSOLE}/", JOBS_API, FLOWS_API, "/api/v1/queues/", "/api/v1/schedules/")
+"""What the paths begin with at which something can be changed."""
 SIGNAL = "/signal"
 """The last part of the path at which the API takes the value of a signal."""
 _METHODS = "GET, HEAD"
@@ -369,8 +371,7 @@ def _may_change(scope: Scope) -> bool:
     """Whether this may be a form of the console or a post to the API: its length is told."""
     has_length = any(name == b"content-length" for name, _ in scope["headers"])
     path = route_path(scope)
-    is_ours = path.startswith((f"{CONSOLE}/", JOBS_API, FLOWS_API))
-    return scope["method"] == "POST" and is_ours and has_length
+    return scope["method"] == "POST" and path.startswith(CHANGING) and has_length
 
 
 def _most(scope: Scope) -> int:

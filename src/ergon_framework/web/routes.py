@@ -13,7 +13,7 @@ from fastapi.security import HTTPBearer
 
 from ergon_framework.app.settings.sections import ServerSettings
 from ergon_framework.providers.api import create_router
-from ergon_framework.web.action_routes import action_routes
+from ergon_framework.web.action_routes import action_routes, queue_action_routes
 from ergon_framework.web.audit import AuditLog, audit_of
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import Backends, readable_store
@@ -135,6 +135,7 @@ def _parts(pool: BackendPool, plan: ServerPlan) -> Iterator[_Part]:
     for build in (
         metric_routes,
         action_routes,
+        queue_action_routes,
         job_routes,
         admin_routes,
         flow_routes,

@@ -223,6 +223,20 @@ class FlowChanged(_Exact):
     status: Literal[FlowState, "purged"]
 
 
+class QueueChange(_Exact):
+    """A queue that was paused or resumed."""
+
+    queue: str
+    paused: bool
+
+
+class ScheduleFired(_Exact):
+    """A schedule that was fired."""
+
+    schedule: str
+    id: str = Field(description="Of the job that was enqueued.")
+
+
 class JobsChange(_Exact):
     """How many jobs matched, and how many were changed."""
 
