@@ -312,6 +312,8 @@ class JobClient:
     def enqueue_flow(self, draft: Draft, *, connection: Any = None) -> EnqueuedFlow:
         """Store a chain or group in one commit; returns the id of the flow."""
         common = self._context()
+        limit, now = self.settings.max_payload, self.store.now
+        known: dict[str, dict[str, Any]] = {}  # by handler, as many steps have the same
 
         def make(
             handler: str,
@@ -319,9 +321,12 @@ class JobClient:
             kwargs: Mapping[str, Any],
             options: Mapping[str, Any],
         ) -> NewJob:
-            limit, now = self.settings.max_payload, self.store.now
-            own = without_unique(self._handler_options(handler))
-            merged: dict[str, Any] = {**common, **own, **options}
+            merged: Any = known.get(handler)
+            if merged is None:
+                own = without_unique(self._handler_options(handler))
+                merged = known[handler] = {**common, **own}
+            if options:
+                merged = {**merged, **options}
             # No id: the planner gives each step one that names its flow.
             return new_job(
                 handler, args, kwargs, max_payload=limit, now=now, default_id=str, **merged

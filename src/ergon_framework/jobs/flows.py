@@ -35,7 +35,7 @@ from ergon_framework.ports.flow import (
     join_id,
     step_id,
 )
-from ergon_framework.ports.job_fields import check_call, choice, name, seconds
+from ergon_framework.ports.job_fields import LISTS, check_call, choice, name, seconds
 from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.ports.usage import shows
 
@@ -252,7 +252,7 @@ def part_of(given: Any, kind: str, number: int) -> Part:
         if isinstance(given, EnqueuedId) or not isinstance(given, str | list | tuple | Mapping):
             raise no_part(given, kind, number)
     spec: JobSpec = given
-    if isinstance(spec, list | tuple) and not (spec and isinstance(spec[0], str)):
+    if isinstance(spec, LISTS) and not (spec and isinstance(spec[0], str)):
         raise no_part(given, kind, number)
     handler, args, kwargs, options = spread(spec, {})
     if not isinstance(handler, str):
@@ -417,9 +417,10 @@ class FlowPlanner:
     ) -> list[int]:
         """The steps whose results are arguments; each is replaced by a place that stays empty."""
         found: list[int] = []
-        places: list[tuple[int | str, Any]] = [
-            each for each in enumerate(args) if isinstance(each[1], ResultOf)
-        ]
+        places: list[tuple[int | str, Any]] = []
+        for n, value in enumerate(args):  # by type: this is asked for each argument of each step
+            if type(value) is ResultOf:
+                places.append((n, value))
         if kwargs:
             places += [each for each in kwargs.items() if isinstance(each[1], ResultOf)]
         for place, value in places:

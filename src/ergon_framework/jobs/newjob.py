@@ -18,6 +18,7 @@ from ergon_framework.core.unique import OnDuplicate
 from ergon_framework.errors import JobError
 from ergon_framework.jobs.payload_codec import refuse_mark
 from ergon_framework.ports.job_fields import (
+    LISTS,
     TEN_YEARS,
     Check,
     choice,
@@ -158,13 +159,16 @@ def spread(
     """Handler, args, kwargs and options of one job among many, which share ``options``."""
     if isinstance(spec, str):
         return spec, (), None, options
+    if isinstance(spec, LISTS):  # before a look at an abstract class, which takes longer
+        if len(spec) == 2:
+            return spec[0], spec[1], None, options
+        if 1 <= len(spec) <= 3:
+            handler, *rest = spec
+            args, kwargs = rest or ((), None)
+            return handler, args, kwargs, options
     if isinstance(spec, Mapping):
         own = {**options, **spec}
         return own.pop("handler", ""), own.pop("args", ()), own.pop("kwargs", None), own
-    if isinstance(spec, list | tuple) and 1 <= len(spec) <= 3:
-        handler, *rest = spec
-        args, kwargs = (*rest, None) if len(rest) == 1 else rest or ((), None)
-        return handler, args, kwargs, options
     raise JobError(
         f"a job cannot be made of {type(spec).__name__}",
         remedy="give a handler's name, (handler, args, kwargs), or a dict",
