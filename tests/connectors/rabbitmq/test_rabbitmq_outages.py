@@ -10,11 +10,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import aiormq.exceptions
+import pika.exceptions
 import psycopg
 import pytest
 
 from ergon_framework.connector.broker.connection import BrokerUnavailableError
 from ergon_framework.connector.rabbitmq import RabbitConnector
+from ergon_framework.connector.rabbitmq.errors import refused
 from ergon_framework.errors import ChannelLostError, ConfigurationError
 from ergon_framework.ports.transaction import Transaction
 from tests.boundary.node.cables import Cable
@@ -113,6 +116,53 @@ def test_a_connection_that_hangs_is_given_up(rabbit_server: RabbitServer, colour
             (again,) = orders.take()
             orders("ack", again)
             assert again.delivery_count == 1
+
+
+@pytest.mark.req("X19")
+@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("arguments", [None, {"x-queue-type": "classic"}])
+def test_a_queue_that_is_deleted_is_named(
+    rabbit_server: RabbitServer,
+    caplog: pytest.LogCaptureFixture,
+    colour: str,
+    arguments: dict[str, str] | None,
+) -> None:
+    """Made again by us, or by somebody else with other arguments: consuming goes on."""
+    queue = rabbit_server.new_queue().rpartition("/")[2]
+    with in_colour(colour, rabbit_server.url(queue)) as orders:
+        orders("dispatch", [Transaction("one", 1)])
+        (one,) = orders.take()
+        with channel(rabbit_server) as operator:
+            operator.queue_delete(queue)
+            if arguments is not None:
+                operator.queue_declare(queue, durable=True, arguments=arguments)
+        until(lambda: not orders.connector.health(), "the loss")
+        with pytest.raises(ChannelLostError):
+            orders("ack", one)
+        assert orders("fetch", 1) == []
+        assert (
+            f"cannot be used, and is tried again: QueueDeletedError: the queue '{queue}' was"
+            in (caplog.text)
+        )
+        orders("dispatch", [Transaction("two", 2)])
+        (two,) = orders.take()
+        orders("ack", two)
+        assert orders.connector.health()
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_what_is_forbidden_is_named_as_the_broker_says_it(colour: str) -> None:
+    """It may be an exchange that the user may not write to, and not the queue."""
+    text = "ACCESS_REFUSED - access to exchange 'amq.default' in vhost '/' refused for user 'app'"
+    if colour == "sync":
+        error: Exception = pika.exceptions.ChannelClosedByBroker(403, text)
+    else:
+        error = aiormq.exceptions.ChannelAccessRefused(text)
+    found = refused(error, "amqp://broker:5672", "orders")
+    assert found is not None
+    assert found.message == (
+        "amqp://broker:5672: access to exchange 'amq.default' in vhost '/' refused for user 'app'"
+    )
 
 
 @pytest.mark.campaign  # rabbitmqctl takes its seconds to start

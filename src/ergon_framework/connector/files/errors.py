@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ergon_framework.errors import ConnectorError
 
 
@@ -15,6 +17,7 @@ class FilesLockedError(FilesConnectorError):
     """Another connector, here or in another process, reads as the same consumer."""
 
     code = "files_locked"
+    is_refusal: ClassVar[bool] = True
 
 
 class MalformedRowError(FilesConnectorError):

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import (
@@ -40,6 +41,7 @@ class PollerLockedError(ConnectorError):
 
     code = "poller_locked"
     failure_kind = "transient"
+    is_refusal: ClassVar[bool] = True
 
 
 class CursorTakenError(ChannelLostError):

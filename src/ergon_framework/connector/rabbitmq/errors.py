@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import ClassVar
+
 from ergon_framework.errors import ChannelLostError, ConfigurationError, ConnectorError
 from ergon_framework.storage import connection_errors
 
@@ -32,6 +35,18 @@ class NotTakenError(RabbitConnectorError):
 
     code = "rabbitmq_not_taken"
     failure_kind = "transient"
+
+
+class QueueDeletedError(ConnectionError):
+    """The broker is there, and the queue that was consumed is not."""
+
+    is_refusal: ClassVar[bool] = True
+    remedy = "nothing, where the connector may declare it: it is made again"
+
+
+def queue_deleted(queue: str) -> QueueDeletedError:
+    """The broker has ended a consumer because its queue was deleted."""
+    return QueueDeletedError(f"the queue {queue!r} was deleted")
 
 
 def channel_lost(name: str) -> ChannelLostError:
@@ -90,8 +105,9 @@ def refused(error: BaseException, name: str, queue: str) -> ConfigurationError |
             remedy="the URL is amqp://host/queue, or amqp://host/virtual-host/queue",
         )
     if code == REFUSED:
+        said = _NO_ACCESS.search(words)
         return ConfigurationError(
-            f"{name}: the user may not use or make queue {queue!r}",
+            f"{name}: " + (said[0] if said else f"the user may not use or make queue {queue!r}"),
             remedy="rabbitmqctl set_permissions USER '.*' '.*' '.*', or make the queue yourself",
         )
     if code == NOT_FOUND and "no exchange" in words:
@@ -106,6 +122,7 @@ def refused(error: BaseException, name: str, queue: str) -> ConfigurationError |
     return connection_errors.refused(name, words, TLS_OPTIONS)
 
 
+_NO_ACCESS = re.compile(r"access to \w+ '[^']*' in vhost '[^']*' refused for user '[^']*'")
 _NO_VHOST = ("AccessDeniedError", "NOT_ALLOWED", "Connection.OpenOk")
 _CODES = {
     "ChannelNotFoundEntity": NOT_FOUND,

@@ -21,6 +21,7 @@ from ergon_framework.connector.rabbitmq.errors import (
     made_before_fork,
     no_answer,
     not_taken,
+    queue_deleted,
     reply_code,
     takes_nothing,
     unroutable,
@@ -286,7 +287,7 @@ class AioConsumer(_AioConnection):
             self._wakeup.notify()
 
     def _cancelled(self, _frame: object) -> None:
-        self._closed(self, ConnectionError("the queue was deleted"))
+        self._closed(self, queue_deleted(self._queue))
 
     def _gone(self) -> None:
         self._buffer.clear()

@@ -21,6 +21,7 @@ from ergon_framework.connector.rabbitmq.errors import (
     made_before_fork,
     no_answer,
     not_taken,
+    queue_deleted,
     reply_code,
     takes_nothing,
     unroutable,
@@ -252,7 +253,7 @@ class PikaConsumer:
             empty = [pika.spec.Basic.GetEmpty]
             self._channel.add_callback(lambda _: self._got_message(None), empty, one_shot=False)
             self._channel.add_on_cancel_callback(
-                lambda _: self._connection.gone(ConnectionError("the queue was deleted"))
+                lambda _: self._connection.gone(queue_deleted(self._queue))
             )
         except BaseException:
             self.close()
