@@ -220,3 +220,19 @@ def test_how_bad_an_entry_is() -> None:
     assert found == ["bad", "warn", "ok", "wait"]
     carried = JournalEntry(at=AT, name="attempt.ended", source="w", fields={"failure": {}})
     assert level_of(carried) == "bad"
+
+
+def test_a_journal_that_cannot_be_read(
+    opened: Opened, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The page says what helps, which is no command of ours, and the log why, once."""
+    (tmp_path / "ergon-journal.db").write_bytes(b"no database at all" * 1000)
+    client = opened()
+    for path in ("journal", "traces", "tasks"):
+        text = page(client, f"/console/{path}", 503)
+        assert "moved away" in text
+        assert "ergon db upgrade" not in text
+    assert caplog.text.count("the journal does not answer: ") == 1
+    (tmp_path / "ergon-journal.db").unlink()
+    fill_journal(tmp_path)
+    page(client, "/console/journal")

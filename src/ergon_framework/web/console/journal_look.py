@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from ergon_framework.app.journal import journal_path
 from ergon_framework.app.settings.sections import Settings
-from ergon_framework.errors import SettingsError, StoreError
+from ergon_framework.errors import ErgonError, SettingsError, StoreError, StoreSchemaError
 from ergon_framework.storage.journal import SqliteJournal
 from ergon_framework.web.backend_pool import Bulkhead
 from ergon_framework.web.responses import BackendUnavailableError
 
+logger = logging.getLogger("ergon.web")
 T = TypeVar("T")
 
 SECONDS = 8.0
@@ -21,12 +23,29 @@ NOBODY_WRITES = "nobody_writes"
 NOTHING_YET = "nothing_yet"
 
 
+_SCHEMA_REMEDY = (
+    "the log of the server says why: a file of a newer version wants a newer server, one that is"
+    " damaged is made anew when it was moved away"
+)
+
+
+class JournalUnavailableError(BackendUnavailableError):
+    """The journal cannot be read. No command upgrades it: whoever writes it makes it anew."""
+
+    def __init__(self, code: str) -> None:
+        remedy = _SCHEMA_REMEDY if code == StoreSchemaError.code else ""
+        details = {"part": "journal"}
+        ErgonError.__init__(self, "the journal does not answer", remedy=remedy, details=details)
+        self.code = code
+
+
 class JournalLook:
     """Opens the file for each question: it may come and go, and is made by the first to write."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._threads = Bulkhead("journal", SECONDS)
+        self._is_away = False
 
     @property
     def path(self) -> Path | None:
@@ -55,9 +74,14 @@ class JournalLook:
                 return question(journal)
 
         try:
-            return await self._threads.call(look)
+            found = await self._threads.call(look)
         except StoreError as error:
-            raise BackendUnavailableError("journal", "the journal", error.code) from error
+            if not self._is_away:  # logged once per outage: open pages ask each second
+                logger.warning("the journal does not answer: %s", error)
+            self._is_away = True
+            raise JournalUnavailableError(error.code) from error
+        self._is_away = False
+        return found
 
     async def mark(self) -> str:
         """Changes with what was written; open pages ask for it once a second."""
