@@ -166,6 +166,7 @@ def queue_action_routes(pool: BackendPool) -> APIRouter:
         "/queues/{queue:path}/pause",
         summary="Pause a queue",
         response_model=QueueChange,
+        responses=MISSING,
     )
     async def pause(queue: QueueNamed, actor: Operator) -> Response:
         """What runs goes on, and nothing else is started; also before its first job."""
@@ -176,6 +177,7 @@ def queue_action_routes(pool: BackendPool) -> APIRouter:
         "/queues/{queue:path}/resume",
         summary="Resume a queue",
         response_model=QueueChange,
+        responses=MISSING,
     )
     async def resume(queue: QueueNamed, actor: Operator) -> Response:
         """Its jobs are started again."""
