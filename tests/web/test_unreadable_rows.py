@@ -82,6 +82,27 @@ def test_a_flow_whose_plan_cannot_be_read(client: ConsoleClient, tmp_path: Path)
             assert tree_of(flow, []) == []
 
 
+@pytest.mark.parametrize(
+    "tree",
+    [
+        '{"step": 1}',
+        '{"chain": 5}',
+        '{"group": [[]]}',
+        '{"after": 3}',
+        '{"step": "x", "handler": 1}',
+        '{"chain": [' * 400 + '{"step": 1, "handler": "fetch"}' + "]}" * 400,
+    ],
+)
+def test_a_flow_whose_plan_cannot_be_drawn(
+    client: ConsoleClient, tmp_path: Path, tree: str
+) -> None:
+    """Its steps are, as those that no plan names."""
+    damage(tmp_path, f"""UPDATE ergon_flows SET plan = CAST('{{"tree": {tree}}}' AS BLOB)""")  # noqa: S608
+    answer = client.get("/console/flows/album")
+    assert answer.status_code == 200
+    assert "album.4" in answer.text
+
+
 def test_what_is_not_foreseen_is_a_page(
     client: ConsoleClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

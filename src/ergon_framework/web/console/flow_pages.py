@@ -141,8 +141,21 @@ def changes_of(log: AuditLog, flow_id: str) -> list[dict[str, Any]] | None:
     ]
 
 
-def _graph(flow: Flow, store: FullJobStore) -> dict[str, Any]:
+def _drawable(flow: Flow) -> Mapping[str, Any]:
+    """How a flow was written; nothing where that cannot be drawn: its steps are drawn all the same.
+
+    None of our programs writes such a plan.
+    """
     tree = plan_tree(flow)
+    try:
+        with_others(tree, flow.id, ())
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        return {}
+    return tree
+
+
+def _graph(flow: Flow, store: FullJobStore) -> dict[str, Any]:
+    tree = _drawable(flow)
     is_small = total(flow) <= MOST_READ
     read: dict[str, Job] = {}
     if is_small:
