@@ -244,6 +244,25 @@ def _acked(connector: NatsConnector, held: Transaction) -> bool:
     return True
 
 
+@pytest.mark.req("X19")
+def test_a_consumer_that_is_deleted_is_made_again(
+    streams: Streams, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A fetch says so in one line, does not call the server away, and goes on by itself."""
+    stream = streams.make()
+    with NatsConnector(**options(streams.url, stream)) as connector:
+        connector.dispatch_transactions(some(1))
+        assert connector.fetch_transactions(1)
+        streams.ask(f"CONSUMER.DELETE.{stream}.billing")
+        (again,) = connector.fetch_transactions(1, wait=30.0)
+        connector.ack(again)
+        assert connector.health()
+    (told,) = [each.getMessage() for each in caplog.records if "is tried again" in each.message]
+    assert "cannot be used" in told
+    assert "nobody who serves the consumer 'billing' just now (503)" in told
+    assert "\n" not in told
+
+
 def settled(connector: NatsConnector, delivery: Transaction) -> bool:
     """Whether its outcome could be told; a refusal is waited out."""
     with suppress(StoreUnavailableError, BrokerUnavailableError):

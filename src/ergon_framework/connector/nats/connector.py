@@ -22,6 +22,7 @@ from ergon_framework.connector.broker.message import (
 from ergon_framework.connector.broker.options import COUNT, SOME_SECONDS, Bound, takes_options
 from ergon_framework.connector.nats.jetstream import (
     MESSAGE_ID,
+    ConsumerUnservedError,
     DurableConsumer,
     JetStream,
     JetStreamSession,
@@ -261,10 +262,12 @@ class NatsConnector(ThreadedTwins):
         pulled = self._jetstream.pull(self._stream, durable, most, wait, self._room)
         if pulled.status and pulled.status not in NO_MESSAGES and not pulled.messages:
             # The consumer or its leader is gone: connecting anew looks it up, or makes it.
-            raise StoreUnavailableError(
+            why = f"{pulled.status} {pulled.reason}".rstrip()
+            raise ConsumerUnservedError(
                 f"{self._jetstream.name} has nobody who serves the consumer {durable!r} just now"
-                f" ({pulled.status} {pulled.reason})".rstrip(),
-                remedy="wait until the cluster has chosen a leader",
+                f" ({why})",
+                remedy="nothing, if it was deleted: it is made again; otherwise wait until the"
+                " cluster has chosen a leader",
                 details={"is_lost": False},
             )
         return pulled.messages

@@ -11,7 +11,7 @@ import shlex
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ergon_framework.errors import (
     ConfigurationError,
@@ -58,6 +58,12 @@ class ConflictingMessageError(NatsConnectorError):
     """The transaction's id stands for a message with other content, which was published before."""
 
     code = "conflicting_message"
+
+
+class ConsumerUnservedError(StoreUnavailableError):
+    """The server is there, and nobody in it serves the consumer: deleted, or without a leader."""
+
+    is_refusal: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)

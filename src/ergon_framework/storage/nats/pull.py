@@ -124,7 +124,10 @@ class PullSubscription:
         if message.subject.startswith(self._inbox):  # a message has the subject it was stored under
             if message.subject == self._number:
                 headers = headers_of(message)
-                self._end(headers.get(STATUS_HEADER, ""), headers.get("Description", ""))
+                # The library takes the headers after a bare status for its description.
+                said = headers.get("Description", "").strip().splitlines()
+                is_said = bool(said) and not said[0].startswith("Nats-")
+                self._end(headers.get(STATUS_HEADER, ""), said[0] if is_said else "")
             return
         if self._ended is None or self._ended.done() or len(self._messages) >= self._wanted:
             await self._put_back(message)
