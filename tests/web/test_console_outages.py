@@ -42,7 +42,7 @@ def hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Lets every store hang from when it is asked for until the end of the test."""
     let_go = threading.Event()
 
-    def hang(*_: object) -> None:
+    def hang(*_: object, **_how: object) -> None:
         let_go.wait(60)
         raise OSError("too late")
 
