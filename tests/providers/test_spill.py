@@ -19,7 +19,14 @@ from ergon_framework.errors import (
 )
 from ergon_framework.ports.providerstore import RecordBatch
 from ergon_framework.providers.migrations.database import database_of
-from ergon_framework.providers.spill import Spill, default_spill, find_replayable, line_of
+from ergon_framework.providers.spill import (
+    ReplayFile,
+    Spill,
+    default_spill,
+    find_replayable,
+    line_of,
+    open_replay,
+)
 from tests.local_users import NOBODY, acting_as, needs_root, shared_folder
 from tests.providers.recorder_fakes import FakeClock, letter, row
 
@@ -65,6 +72,25 @@ def test_a_chunk_is_the_same_until_it_is_written(folder: Path) -> None:
     spill.advance()
     assert spill.chunk(2) == [C]
     spill.close()
+
+
+def test_a_file_that_is_being_opened_is_still_to_be_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread opens it, and another one that waits until nothing is left asks meanwhile."""
+    dead = Spill(folder)
+    dead.keep([A], is_synced=True)
+    dead.close()
+    spill, asked = Spill(folder), []
+
+    def watched(path: Path) -> ReplayFile | None:
+        asked.append(spill.has_left)
+        return open_replay(path)
+
+    monkeypatch.setattr("ergon_framework.providers.spill.open_replay", watched)
+    assert read_back(spill) == [A]
+    assert asked == [True]
+    assert not spill.has_left
 
 
 def test_what_is_kept_meanwhile_goes_to_another_file(folder: Path) -> None:

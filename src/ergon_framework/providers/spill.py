@@ -464,7 +464,7 @@ class Spill:
     def chunk(self, limit: int) -> list[RecordBatch]:
         """Batches to write to the store: this process's first, then those of dead ones."""
         while True:
-            left = self._left = self._left or self._next_left()
+            left = self._left or self._next_left()
             if left is None:
                 return []
             before = left.spoilt
@@ -548,15 +548,18 @@ class Spill:
             self._let_go(fd)
 
     def _next_left(self) -> ReplayFile | None:
+        """Open the next file. It is known at all times, to ``has_left`` and to a forked child."""
         with self._lock:
-            # Taken away first: what is kept from now on goes into a new file, and is not read
-            # twice.
-            own, self._own = self._own, None
-        if own is not None:
-            return ReplayFile(own.path, own.fd, is_own=True)
+            # What is kept from now on goes into a new file, and is not read twice.
+            if self._own is not None:
+                self._left = ReplayFile(self._own.path, self._own.fd, is_own=True)
+                self._own = None
+                return self._left
         while self._found:
-            if left := open_replay(self._found.pop(0)):
-                return left
+            self._left = open_replay(self._found[0])
+            del self._found[:1]
+            if self._left is not None:
+                return self._left
         return None
 
 

@@ -14,7 +14,12 @@ from urllib.parse import urlsplit
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.storage.nats.address import DEFAULT_TIMEOUTS, NatsTimeouts, address_of
 from ergon_framework.storage.nats.client import NatsClient, is_lost
-from ergon_framework.storage.nats.errors import NO_JETSTREAM, no_jetstream, translate
+from ergon_framework.storage.nats.errors import (
+    NO_JETSTREAM,
+    NatsForbiddenError,
+    no_jetstream,
+    translate,
+)
 from ergon_framework.storage.nats.stream import instant
 from ergon_framework.storage.server import Observation, latency, skew
 
@@ -59,10 +64,12 @@ class Account:
         """The time of the server; None when this user may not ask for it."""
         try:
             answer = json.loads(self._client.request(USER_INFO, b"").data or b"{}")
+        except NatsForbiddenError:
+            return None
         except StoreUnavailableError as error:
             if not is_lost(error):
                 raise
-            return None  # a user without that permission gets no answer
+            return None  # it did not say so: an earlier server says nothing
         stamp = answer.get("server", {}).get("time")
         return None if stamp is None else instant(stamp)
 
