@@ -79,7 +79,8 @@ def test_names_and_ids_of_the_store(shell: Shell) -> None:
     assert shell.words("ergon why wa") == ["waits-1"]
     assert shell.words("ergon why other") == []
     assert shell.words("ergon jobs audit --job w") == ["waits-1"]
-    assert shell.words("ergon jobs audit --action re") == ["requeue", "retry", "resume-queue"]
+    actions = ["requeue", "retry", "resume-queue", "retry-flow"]
+    assert shell.words("ergon jobs audit --action re") == actions
     assert shell.words("ergon queues pause s") == ["slow"]
     assert shell.words("ergon jobs list --queue ") == ["default", "slow"]
     assert shell.words("ergon enqueue thumbs#s") == ["thumbs#shrink"]

@@ -82,14 +82,11 @@ class KafkaCluster:
         if not self._cluster:
             raise MissingServerError(f"librdkafka made no cluster: {said.value.decode()}")
         self._library.rd_kafka_mock_group_initial_rebalance_delay_ms(self._cluster, 1)
+        servers: bytes = self._library.rd_kafka_mock_cluster_bootstraps(self._cluster)
+        self.server = servers.decode()  # asked once: later the library has answered with garbage
+        """Its only broker, as ``host:port``."""
         self._numbers = itertools.count(1)
         self._is_closed = False
-
-    @property
-    def server(self) -> str:
-        """Its only broker, as ``host:port``."""
-        servers: bytes = self._library.rd_kafka_mock_cluster_bootstraps(self._cluster)
-        return servers.decode()
 
     @property
     def port(self) -> int:

@@ -31,9 +31,9 @@ def server(folder: Path) -> tuple[ConsoleClient, Sessions]:
 
 
 def over(backends: Backends) -> tuple[ConsoleClient, Sessions]:
-    """A server that takes two seconds for a request at most, and its sessions."""
+    """A server that takes five seconds for a request at most, one of them for the page itself."""
     sessions = Sessions(None)
-    plan = server_plan(ServerSettings(timeout=2.0), backends, None, sessions=sessions)
+    plan = server_plan(ServerSettings(timeout=5.0), backends, None, sessions=sessions)
     return ConsoleClient(build_app(plan)), sessions
 
 
