@@ -58,6 +58,9 @@ FAST = ("unit", "core", "engine/test_twins.py")
 FAST_OPTIONS = ("-q", "-m", "not slow and not campaign")
 LISTED_PATHS = 12
 TELL_EVERY = 60.0  # seconds: whoever watches a log wants to see that something goes on
+RERUN_TIME = 300.0
+"""Seconds: the groups that are at work when no more are started end in these, where failures of a
+busy machine are likely, and the few tests that are run again take little."""
 MOST_RERUN = 5  # tests: more that fail have something in common, which is not the moment
 _LOOK = 0.2
 _END_TIMEOUT = 20.0  # seconds: a group stops its servers
@@ -197,8 +200,8 @@ def run_all(
 ) -> int:
     """Run the groups of a checkout, so many at once; the worst exit code.
 
-    No group is started more than ``start_until`` seconds after the first one, and no test is run
-    again. If hardly any test failed (``reruns``), what failed is run again at the end, by itself.
+    No group is started more than ``start_until`` seconds after the first one. If hardly any test
+    failed (``reruns``), what failed is run again at the end, by itself, until ``RERUN_TIME`` later.
     """
     late = time.monotonic() + start_until
     with tempfile.TemporaryDirectory() as notes:
@@ -207,7 +210,7 @@ def run_all(
     failed = [test for _, tests in ended for test in tests]
     # A group that ended in any other way than with failed tests has no second chance.
     is_known = all(tests for code, tests in ended if code)
-    if failed and is_known and len(failed) <= reruns and time.monotonic() < late:
+    if failed and is_known and len(failed) <= reruns and time.monotonic() < late + RERUN_TIME:
         return _run_again(failed, root)
     return worst
 
