@@ -18,6 +18,8 @@ from ergon_framework.connector.broker.leases import DeliveryExpiredError
 from ergon_framework.connector.nats import NatsConnector
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreUnavailableError
 from ergon_framework.ports.transaction import Transaction
+from ergon_framework.storage.nats.client import is_about
+from ergon_framework.storage.nats.errors import PermissionsError
 from tests import fork_server
 from tests.boundary.node.cables import Cable
 from tests.connectors import diary_consumer
@@ -314,3 +316,17 @@ def test_permissions_that_are_taken_away_are_named(own_nats: NatsServer) -> None
         connector.ack(later)
         assert connector.health()
     operator.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "is_ours"),
+    [
+        ('permissions violation for publish to "$js.api.info"', True),
+        ('permissions violation for subscription to "_inbox.x.*"', True),
+        ('permissions violation for subscription to "$js.event.>"', False),
+        ('permissions violation for publish to "orders.subscription"', False),
+    ],
+)
+def test_a_permission_for_something_else_fails_no_request(said: str, is_ours: bool) -> None:
+    """What was asked meanwhile may be done, and must not be told as refused."""
+    assert is_about(PermissionsError(said), ["$JS.API.INFO", "_INBOX.x.*"]) is is_ours

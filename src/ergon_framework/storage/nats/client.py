@@ -101,7 +101,9 @@ class _Session:
     def deny(self, error: PermissionsError) -> None:
         """Fail what was asked without the permission for it: the server will not answer it."""
         for asked in self.asked.values():
-            if not asked.answered.done() and is_about(error, asked.subjects):
+            if asked.answered.done():
+                continue
+            if is_about(error, [*asked.subjects, f"{self.inbox}.*"]):
                 asked.answered.set_exception(error)
         for callback in self._when_denied:
             callback(error)
@@ -346,9 +348,12 @@ class NatsClient:
 
 
 def is_about(error: PermissionsError, subjects: Iterable[str]) -> bool:
-    """Whether a lacking permission is one to publish to these, or to hear any answer at all."""
+    """Whether the permission that is lacking is one for these subjects, as they were asked for.
+
+    A user may lack one for something else, such as being told of news, and do all the rest.
+    """
     text = str(error).lower()
-    return "subscription" in text or any(f'"{each.lower()}"' in text for each in subjects)
+    return any(f'"{each.lower()}"' in text for each in subjects)
 
 
 def headers_of(message: Msg) -> dict[str, str]:

@@ -160,5 +160,6 @@ class PullSubscription:
     def _denied(self, error: PermissionsError) -> None:
         """The server does not answer a pull that the user may not ask for."""
         ended = self._ended
-        if ended is not None and not ended.done() and is_about(error, [self._subject]):
+        subjects = [self._subject, f"{self._inbox}.*"]
+        if ended is not None and not ended.done() and is_about(error, subjects):
             ended.set_exception(error)
