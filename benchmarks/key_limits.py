@@ -24,7 +24,7 @@ from pathlib import Path
 from ergon_framework.core.job import JobRule, JobSnapshot, JobStatus, Succeeded, next_transition
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.ports.jobstore import ClaimedJob, FullJobStore, NewJob, Settlement
-from ergon_framework.testing.suites.jobstore.subject import ask
+from ergon_framework.testing.suites.jobstore.under_test import ask
 
 BATCH = 1000
 SLOTS = 10

@@ -81,7 +81,7 @@ NAMED: Mapping[str, tuple[str, ...]] = {
 """What is imported before the first program that a word or a variable of which begins so."""
 ASKED: Mapping[str, tuple[str, ...]] = {
     "move": ("alembic.command", "ergon_framework.app.move.project"),
-    "run": ("ergon_framework.app.run", "ergon_framework.cli.run"),
+    "run": ("ergon_framework.app.run_parts", "ergon_framework.cli.run"),
     "server": WEB,
     "serve": WEB,
 }

@@ -65,7 +65,7 @@ def _read(store: ProviderStore, reads: int) -> Turn:
 
 def _first(path: Path) -> float:
     """Seconds of the first read of a process, which has nothing to remember."""
-    from ergon_framework.providers.stores.sql_store import SqlProviderStore
+    from ergon_framework.providers.stores.sql.store import SqlProviderStore
     from ergon_framework.providers.stores.sqlite import SqliteProviderDatabase
 
     store = SqlProviderStore(SqliteProviderDatabase(path))

@@ -10,7 +10,7 @@ import pytest
 from ergon_framework.app.factories import StartError
 from ergon_framework.app.imports import load
 from ergon_framework.app.lifespan import open_task, open_task_async
-from ergon_framework.app.run import Run
+from ergon_framework.app.run_parts import Run
 from ergon_framework.errors import ErgonError, WiringError
 from tests.app.workplace import Workplace
 

@@ -18,7 +18,7 @@ from ergon_framework.app.imports import load
 from ergon_framework.app.liveness import Liveness, LivenessState
 from ergon_framework.app.liveness_outputs import LivenessOutputs
 from ergon_framework.app.outcome import RunOutcome
-from ergon_framework.app.run import Run, run_here, run_task
+from ergon_framework.app.run_parts import Run, run_here, run_task
 from ergon_framework.app.signals import Shutdown, ShutdownTimeouts, SignalListener, exit_within
 from ergon_framework.errors import ErgonError
 from ergon_framework.testing.clock import VirtualClock
@@ -417,6 +417,6 @@ def test_telemetry_follows_the_settings(
     workplace.module(STREAM)
     workplace.settings('[telemetry]\nspans = false\nparent = "parent"\n')
     seen: list[Any] = []
-    monkeypatch.setattr("ergon_framework.app.run.configure", seen.append)
+    monkeypatch.setattr("ergon_framework.app.run_parts.configure", seen.append)
     Run("shop:Orders").wired()
     assert (seen[0].spans, seen[0].parent, seen[0].metrics) == (False, "parent", True)

@@ -14,7 +14,7 @@ from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.boundary.factstore.postgres import PostgresFactStore
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.ports.factstore import OUTBOUND, Appended
-from ergon_framework.testing.suites.factstore.subject import new
+from ergon_framework.testing.suites.factstore.under_test import new
 
 pytestmark = pytest.mark.req("BOUNDARY:badinput", "BOUNDARY:store")
 ZONE = "plant-a"

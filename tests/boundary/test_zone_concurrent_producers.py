@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.append import AppendBatcher
+from ergon_framework.boundary.append_batcher import AppendBatcher
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.model import Receipt
 from ergon_framework.boundary.settings import ZoneSettings

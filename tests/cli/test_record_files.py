@@ -13,7 +13,7 @@ import pytest
 
 from ergon_framework.cli import invoke
 from ergon_framework.jobs.store_urls import open_store
-from ergon_framework.testing.suites.jobstore.subject import new as new_job
+from ergon_framework.testing.suites.jobstore.under_test import new as new_job
 from tests import fork_server
 from tests.app.move.stock import ergon, job_sums, with_jobs
 

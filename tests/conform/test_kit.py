@@ -31,7 +31,7 @@ from ergon_framework.testing.suites.executor.harness import (
     same,
     shown,
 )
-from ergon_framework.testing.suites.executor.subject import HandlerCall
+from ergon_framework.testing.suites.executor.under_test import HandlerCall
 from ergon_framework.testing.suites.framework import CheckOutcome, CheckResult
 from tests.campaign.parameter_sample import campaign
 from tests.conform.executors import GOOD, bad, python, tried

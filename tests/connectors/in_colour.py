@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ergon_framework.testing.suites.connector.subject import ASYNC, SYNC
+from ergon_framework.testing.suites.connector.under_test import ASYNC, SYNC
 from ergon_framework.testing.suites.drivers import CheckCaller, LoopCaller, ThreadCaller
 
 COLOURS = ("sync", "async")

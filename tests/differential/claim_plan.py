@@ -30,7 +30,7 @@ from ergon_framework.core.claim import (
 )
 from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.testing.suites.drivers import START, HandClock
-from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject, ask, new
+from ergon_framework.testing.suites.jobstore.under_test import JobStoreSubject, ask, new
 
 EXECUTORS = ("python", "node")
 QUEUES = ("a", "b", "c", "d")

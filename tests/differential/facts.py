@@ -26,7 +26,7 @@ from ergon_framework.ports.factstore import (
     Reference,
     StoredObject,
 )
-from ergon_framework.testing.suites.factstore.subject import INBOX, PEER, PLENTY, Clock, new
+from ergon_framework.testing.suites.factstore.under_test import INBOX, PEER, PLENTY, Clock, new
 from tests.differential.twins import Twins, same
 
 ZONE = "plant-a"

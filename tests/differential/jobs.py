@@ -36,7 +36,7 @@ from ergon_framework.ports.jobstore import (
     WorkerRecord,
 )
 from ergon_framework.ports.transfer import JOB_KINDS, RecordStore, records_of
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,
     FLAKY,

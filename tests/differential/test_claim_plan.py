@@ -10,7 +10,7 @@ import pytest
 from ergon_framework.jobs.stores.redis import RedisJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject
+from ergon_framework.testing.suites.jobstore.under_test import JobStoreSubject
 from tests.differential.claim_plan import compare
 
 pytestmark = pytest.mark.req("JOBS:store")

@@ -33,7 +33,7 @@ from ergon_framework.ports.flow import step_id
 from ergon_framework.ports.jobstore import FullJobStore, Job, Search, WorkerRecord
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     DAY,
     FAILS_FOR_GOOD,
     SUCCEEDED,

@@ -15,7 +15,7 @@ from ergon_framework.jobs.archiver import Archiver
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import DAY, JobStoreSubject
+from ergon_framework.testing.suites.jobstore.under_test import DAY, JobStoreSubject
 
 NOON = 1_899_979_200.0  # 2030-03-17T12:00:00Z
 

@@ -26,7 +26,7 @@ from ergon_framework.testing.suites.jobstore import (
     JobStoreSuiteError,
     exercise_job_store,
 )
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     RELEASED,
     SUCCEEDED,
     JobStoreSubject,

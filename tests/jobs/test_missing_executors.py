@@ -15,7 +15,7 @@ from ergon_framework.jobs.settlement import Settler
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.testing.suites.jobstore.claim import worker_with
-from ergon_framework.testing.suites.jobstore.subject import ask, new
+from ergon_framework.testing.suites.jobstore.under_test import ask, new
 from tests.jobs.manual_worker import Hand
 from tests.jobs.real_worker import burst, get, job, quick
 

@@ -15,7 +15,7 @@ from ergon_framework.jobs.settings import DAY, JobsSettings
 from ergon_framework.jobs.settlement import Settler
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.testing.suites.jobstore.claim import worker_with
-from ergon_framework.testing.suites.jobstore.subject import new
+from ergon_framework.testing.suites.jobstore.under_test import new
 
 pytestmark = pytest.mark.req("JOBS:orchestrator")
 

@@ -18,7 +18,7 @@ from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import FullJobStore, Schedule, Search, Settlement, Topic
 from ergon_framework.storage.failpoints import NAMES
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask, new
+from ergon_framework.testing.suites.jobstore.under_test import SUCCEEDED, JobStoreSubject, ask, new
 from tests import fork_server
 from tests.campaign.parameter_sample import sampled
 from tests.jobs.programs.store_user import ROUNDS

@@ -20,7 +20,7 @@ from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import OnDuplicate, Search, Topic
 from ergon_framework.storage.sqlite.database import same_file
-from ergon_framework.testing.suites.jobstore.subject import ask, new
+from ergon_framework.testing.suites.jobstore.under_test import ask, new
 
 
 @pytest.fixture

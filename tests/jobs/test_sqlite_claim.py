@@ -17,7 +17,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import ClaimResult, NewJob, Search, Topic
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     RELEASED,
     SUCCEEDED,
     JobStoreSubject,

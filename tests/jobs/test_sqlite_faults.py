@@ -23,7 +23,7 @@ from ergon_framework.errors import (
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import ClaimedJob, NewJob, Schedule, Search, WorkerRecord
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     FAILS_FOR_GOOD,
     SUCCEEDED,
     JobStoreSubject,

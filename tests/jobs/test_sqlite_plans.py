@@ -17,7 +17,7 @@ from ergon_framework.jobs.stores.unreadable import UnreadableLog
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.storage.sql_files import load
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject
+from ergon_framework.testing.suites.jobstore.under_test import SUCCEEDED, JobStoreSubject
 
 FILES = ("jobs.sql", "transitions.sql", "claim.sql", "admin.sql", "schedules.sql", "flows.sql")
 PIECES = {"jobs", "number", "in_all", "in_ids", "in_seqs", "in_running", "in_retrying", "in_dead"}

@@ -17,7 +17,7 @@ from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs import JobClient
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.testing.suites.jobstore.subject import new
+from ergon_framework.testing.suites.jobstore.under_test import new
 
 pytestmark = pytest.mark.req("JOBS:client")
 

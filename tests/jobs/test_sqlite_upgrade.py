@@ -14,7 +14,7 @@ from ergon_framework.jobs.stores.sqlite.transactions import SCHEMA
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.storage.sql_files import statements_of
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, new
+from ergon_framework.testing.suites.jobstore.under_test import SUCCEEDED, JobStoreSubject, new
 
 pytestmark = pytest.mark.req("JOBS:store")
 

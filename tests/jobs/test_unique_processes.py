@@ -15,7 +15,7 @@ import pytest
 from ergon_framework.core.unique import OnDuplicate, UniqueRule
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import FullJobStore, Search
-from ergon_framework.testing.suites.jobstore.subject import new
+from ergon_framework.testing.suites.jobstore.under_test import new
 from tests import fork_server
 from tests.jobs.real_worker import PROGRAMS
 

@@ -16,7 +16,7 @@ from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.flow import step_id
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import LEASE, JobStoreSubject, ids_of
+from ergon_framework.testing.suites.jobstore.under_test import LEASE, JobStoreSubject, ids_of
 
 ODD = [
     ("stage", "9"),

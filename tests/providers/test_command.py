@@ -22,7 +22,7 @@ from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.schemas import ProviderHealthDetail
 from ergon_framework.providers.store_urls import open_store
-from ergon_framework.providers.stores.sql_store import SqlProviderStore
+from ergon_framework.providers.stores.sql.store import SqlProviderStore
 from tests.providers.recorder_fakes import row
 
 pytestmark = pytest.mark.req("PROVIDERS:cli")

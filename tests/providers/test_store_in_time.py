@@ -21,7 +21,7 @@ from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from ergon_framework.providers.stores.sql_store import SqlProviderStore
+from ergon_framework.providers.stores.sql.store import SqlProviderStore
 from ergon_framework.providers.stores.sqlite import SqliteProviderDatabase
 from ergon_framework.providers.tasks import TaskCall, TaskEnd, TaskEnding, TaskGate, TaskOptions
 from ergon_framework.storage.deadlines import MIN_TIMEOUT, PROVIDER_BUDGET

@@ -144,7 +144,7 @@ class ConsumerPart:
 
     def run(self) -> None:
         """Consume until the policy says stop, or it is asked to."""
-        from ergon_framework.app.run import run_task
+        from ergon_framework.app.run_parts import run_task
 
         with Shutdown() as shutdown:  # hears no signal itself, for this is not the main thread
             with self._lock:

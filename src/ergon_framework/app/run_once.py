@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from ergon_framework.app.console import ExitCode
 from ergon_framework.app.outcome import error_shape
-from ergon_framework.app.run import work_on
+from ergon_framework.app.run_parts import work_on
 from ergon_framework.app.signals import Shutdown
 from ergon_framework.app.wiring import Wiring
 from ergon_framework.errors import (

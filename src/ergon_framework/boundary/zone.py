@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from ergon_framework.boundary.anchor import Anchor
-from ergon_framework.boundary.append import AppendBatcher, Receipts, answer, store_trouble
+from ergon_framework.boundary.append_batcher import AppendBatcher, Receipts, answer, store_trouble
 from ergon_framework.boundary.arguments import FUNCTION, NAME, check_given, of
 from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.boundary.facts.schema import spelled

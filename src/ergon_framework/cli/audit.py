@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from ergon_framework.cli import completion
+from ergon_framework.cli.command_run import ConfigPath, JsonFlag
 from ergon_framework.cli.job_filters import instant_of
 from ergon_framework.cli.output import note, show_list
-from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError, SettingsError, StoreUnavailableError
 
 _COLUMNS = ["at", "actor", "action", "target", "outcome", "number", "detail"]

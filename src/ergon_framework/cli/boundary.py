@@ -25,8 +25,8 @@ from ergon_framework.cli import (
 from ergon_framework.cli.boundary_consumers import CONSUMER_COLUMNS as CONSUMER
 from ergon_framework.cli.boundary_look import OfZone, looked_into
 from ergon_framework.cli.boundary_node import ADMIN, DataFolder, NodeClient, ZoneName, asks_node
+from ergon_framework.cli.command_run import ConfigPath, JsonFlag
 from ergon_framework.cli.output import printable, progress, show_list, show_one
-from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError
 
 GAP = [

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from ergon_framework.cli.boundary_node import ADMIN, DataFolder, NodeClient, asks_node
+from ergon_framework.cli.command_run import JsonFlag
 from ergon_framework.cli.output import show_list, show_one
-from ergon_framework.cli.session import JsonFlag
 
 CONSUMER_COLUMNS = ["consumer_name", "log", "cursor", "lag", "to_zone", "required", "holder"]
 consumers_app = typer.Typer(help="List, create and delete consumers, or set the cursor of one.")

@@ -20,6 +20,7 @@ from ergon_framework.cli.boundary_node import (
     asks_node,
     request,
 )
+from ergon_framework.cli.command_run import JsonFlag, finite
 from ergon_framework.cli.output import (
     is_stdout_closed,
     progress,
@@ -28,7 +29,6 @@ from ergon_framework.cli.output import (
     standard_input,
     stop_if_unread,
 )
-from ergon_framework.cli.session import JsonFlag, finite
 from ergon_framework.errors import BoundaryError, ConfigurationError, FactInvalidError
 
 if TYPE_CHECKING:

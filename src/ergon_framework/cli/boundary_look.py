@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli.boundary_node import ZoneName
+from ergon_framework.cli.command_run import ConfigPath, JsonFlag
 from ergon_framework.cli.output import printable, show_list, show_one, stop_if_unread
-from ergon_framework.cli.session import ConfigPath, JsonFlag
 
 if TYPE_CHECKING:
     from ergon_framework.boundary.node.policy import Permissions

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ergon_framework.cli.command_run import ConfigPath, finite
 from ergon_framework.cli.output import waiting
-from ergon_framework.cli.session import ConfigPath, finite
 
 if TYPE_CHECKING:
     from ergon_framework.boundary.client.transport import Transport

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from ergon_framework.cli.boundary_node import NodeClient, asks_node
+from ergon_framework.cli.command_run import JsonFlag
 from ergon_framework.cli.output import StdoutBytes, progress, show_one, standard_input
-from ergon_framework.cli.session import JsonFlag
 from ergon_framework.errors import ConfigurationError, DataLossError
 from ergon_framework.storage.fsync import sync_file, sync_folder
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ergon_framework.cli.command_run import JsonFlag, finite
 from ergon_framework.cli.output import show_list, show_one
-from ergon_framework.cli.session import JsonFlag, finite
 
 if TYPE_CHECKING:
     from ergon_framework.boundary.client.outbox_store import OutboxStore

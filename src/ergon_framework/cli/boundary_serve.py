@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from ergon_framework.cli.boundary_node import Ca, Cert, Crl, Key, ZoneName
-from ergon_framework.cli.output import show_one
-from ergon_framework.cli.session import (
+from ergon_framework.cli.command_run import (
     ConfigPath,
     JsonFlag,
     LogFormat,
@@ -18,6 +17,7 @@ from ergon_framework.cli.session import (
     finite,
     observed_service,
 )
+from ergon_framework.cli.output import show_one
 
 certs_app = typer.Typer(help="Make certificates for development, not for a plant.")
 

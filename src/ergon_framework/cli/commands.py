@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ergon_framework.cli.catalogue import CommandGroups
+from ergon_framework.cli.command_run import Session
 from ergon_framework.cli.distribution import version
 from ergon_framework.cli.output import (
     is_about_a_disk,
@@ -20,7 +21,6 @@ from ergon_framework.cli.output import (
     show_error,
     show_traceback,
 )
-from ergon_framework.cli.session import Session
 from ergon_framework.errors import ConfigurationError, ErgonError, describe
 
 # Typer brings its own click or uses the installed one, depending on its version; both name

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli import forget, move
+from ergon_framework.cli.command_run import CommandStoppedError, ConfigPath, JsonFlag, stoppable
 from ergon_framework.cli.distribution import version
 from ergon_framework.cli.move import AllowLostPayloads, transfer_progress
 from ergon_framework.cli.output import (
@@ -26,7 +27,6 @@ from ergon_framework.cli.output import (
     waiting,
 )
 from ergon_framework.cli.provider_stores import store_in_settings
-from ergon_framework.cli.session import CommandStoppedError, ConfigPath, JsonFlag, stoppable
 from ergon_framework.errors import ConfigurationError, ErgonError
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli import completion
+from ergon_framework.cli.command_run import ConfigPath, JsonFlag, finite
 from ergon_framework.cli.job_client import StoreUrl, opened
 from ergon_framework.cli.job_filters import pairs
 from ergon_framework.cli.option_groups import expanded
@@ -23,7 +24,6 @@ from ergon_framework.cli.output import (
     standard_input,
     waiting,
 )
-from ergon_framework.cli.session import ConfigPath, JsonFlag, finite
 from ergon_framework.errors import ConfigurationError, ErgonError, JobError
 
 if TYPE_CHECKING:

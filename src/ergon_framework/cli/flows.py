@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ergon_framework.cli.command_run import ConfigPath, JsonFlag
 from ergon_framework.cli.job_client import StoreUrl, opened, status_named
 from ergon_framework.cli.output import printable, show_list, show_one
-from ergon_framework.cli.session import ConfigPath, JsonFlag
 
 if TYPE_CHECKING:
     from ergon_framework.ports.flow import Flow

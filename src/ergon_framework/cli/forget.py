@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ergon_framework.cli.command_run import ConfigPath, JsonFlag
 from ergon_framework.cli.job_client import StoreUrl, observed_as_operator
 from ergon_framework.cli.job_filters import DryRun
 from ergon_framework.cli.jobs_bulk import Yes
 from ergon_framework.cli.output import can_ask, printable, progress, show_one, waiting
-from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli import audit, job_filters, jobs_bulk, worker
+from ergon_framework.cli.command_run import ConfigPath, JsonFlag
 from ergon_framework.cli.job_client import (
     JobId,
     StoreUrl,
@@ -24,7 +25,6 @@ from ergon_framework.cli.job_client import (
 )
 from ergon_framework.cli.option_groups import expanded
 from ergon_framework.cli.output import note, show_list, show_one, waiting
-from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError, JobNotFoundError, UnreadableJobError
 
 if TYPE_CHECKING:

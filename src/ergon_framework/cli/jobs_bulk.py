@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from ergon_framework.cli import completion, job_filters
+from ergon_framework.cli.command_run import ConfigPath, JsonFlag, finite
 from ergon_framework.cli.job_client import StoreUrl, opened
 from ergon_framework.cli.option_groups import expanded
 from ergon_framework.cli.output import can_ask, progress, show_one
-from ergon_framework.cli.session import ConfigPath, JsonFlag, finite
 from ergon_framework.errors import ConfigurationError
 
 if TYPE_CHECKING:

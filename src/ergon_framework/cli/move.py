@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ergon_framework.cli.command_run import CommandStoppedError, JsonFlag, stoppable
 from ergon_framework.cli.output import progress, show_error, show_list, show_one
-from ergon_framework.cli.session import CommandStoppedError, JsonFlag, stoppable
 from ergon_framework.errors import ConfigurationError, ErgonError
 
 if TYPE_CHECKING:

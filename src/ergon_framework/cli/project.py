@@ -12,16 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ergon_framework.cli.output import (
-    keep_stdout,
-    printable,
-    show_error,
-    show_list,
-    show_one,
-    standard_input,
-    waiting,
-)
-from ergon_framework.cli.session import (
+from ergon_framework.cli.command_run import (
     ConfigPath,
     JsonFlag,
     LogFormat,
@@ -30,6 +21,15 @@ from ergon_framework.cli.session import (
     TargetName,
     finite,
     session_of,
+)
+from ergon_framework.cli.output import (
+    keep_stdout,
+    printable,
+    show_error,
+    show_list,
+    show_one,
+    standard_input,
+    waiting,
 )
 from ergon_framework.errors import ConfigurationError
 
@@ -151,8 +151,8 @@ def process(
 ) -> int:
     """Run one transaction through a task. It is not settled with its source."""
     from ergon_framework.app.observability import finish_telemetry, set_up_logging
-    from ergon_framework.app.run import Run
     from ergon_framework.app.run_once import process_by_id, process_one, transaction_from
+    from ergon_framework.app.run_parts import Run
     from ergon_framework.app.signals import Shutdown
     from ergon_framework.app.wiring import Overrides
 

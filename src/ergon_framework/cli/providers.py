@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ergon_framework.cli.command_run import ConfigPath, JsonFlag, finite
 from ergon_framework.cli.db import StoreUrl
 from ergon_framework.cli.output import progress, show_list, show_one, waiting
 from ergon_framework.cli.provider_stores import OpenProviderStore, opened_each
-from ergon_framework.cli.session import ConfigPath, JsonFlag, finite
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.storage.urls import given_options
 

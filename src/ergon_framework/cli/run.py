@@ -14,17 +14,7 @@ import typer
 
 from ergon_framework.app.console import log_line
 from ergon_framework.cli import boundary_serve, completion, serve, worker
-from ergon_framework.cli.option_groups import expanded
-from ergon_framework.cli.output import (
-    keep_stdout,
-    print_line,
-    printable,
-    show_error,
-    show_list,
-    show_one,
-    show_traceback,
-)
-from ergon_framework.cli.session import (
+from ergon_framework.cli.command_run import (
     ConfigPath,
     JsonFlag,
     LogFormat,
@@ -35,6 +25,16 @@ from ergon_framework.cli.session import (
     session_of,
     supervised_by,
 )
+from ergon_framework.cli.option_groups import expanded
+from ergon_framework.cli.output import (
+    keep_stdout,
+    print_line,
+    printable,
+    show_error,
+    show_list,
+    show_one,
+    show_traceback,
+)
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.storage.urls import given_options
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ergon_framework.app.outcome import RunOutcome
     from ergon_framework.app.parts import Part
     from ergon_framework.app.processes import WorkersOutcome
-    from ergon_framework.app.run import Run
+    from ergon_framework.app.run_parts import Run
     from ergon_framework.core.process_restart import RestartRule
 
 
@@ -93,7 +93,7 @@ def run_part(part: Part, given: Mapping[str, Any]) -> None:
 
 def run_part_under(supervised: str, part: Part, given: Mapping[str, Any]) -> RunOutcome:
     """Run one part, and report its state to the process that supervises this one."""
-    from ergon_framework.app.run import serve_under, supervisor_link
+    from ergon_framework.app.run_parts import serve_under, supervisor_link
 
     parent = supervisor_link(supervised)
     with supervised_by(parent):
@@ -104,7 +104,7 @@ def run_everything(
     session: Session, config: Path | None, rule: RestartRule, *, as_json: bool
 ) -> int:
     """Start all parts, print what happens to each, and the outcome at the end."""
-    from ergon_framework.app.run import run_all
+    from ergon_framework.app.run_parts import run_all
     from ergon_framework.app.settings import load_settings
 
     def tell(line: str) -> None:
@@ -221,7 +221,7 @@ def run(
     from ergon_framework.app.app_reference import find_app, script_in
     from ergon_framework.app.parts import PartKind, part_named
     from ergon_framework.app.reload import end_with
-    from ergon_framework.app.run import Run
+    from ergon_framework.app.run_parts import Run
     from ergon_framework.app.settings import load_settings
     from ergon_framework.app.wiring import Overrides
 

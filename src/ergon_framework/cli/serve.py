@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ergon_framework.cli.job_client import StoreUrl
-from ergon_framework.cli.session import (
+from ergon_framework.cli.command_run import (
     ConfigPath,
     JsonFlag,
     LogFormat,
@@ -18,6 +17,7 @@ from ergon_framework.cli.session import (
     announce,
     observed_service,
 )
+from ergon_framework.cli.job_client import StoreUrl
 
 if TYPE_CHECKING:
     from ergon_framework.app.settings.sections import ServerSettings

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli import completion
+from ergon_framework.cli.command_run import ConfigPath, JsonFlag
 from ergon_framework.cli.job_filters import instant_of
 from ergon_framework.cli.output import printable, show_one, stop_if_unread
-from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import SettingsError, StoreError, StoreUnavailableError
 
 if TYPE_CHECKING:

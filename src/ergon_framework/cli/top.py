@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from ergon_framework.cli.command_run import ConfigPath, JsonFlag
 from ergon_framework.cli.job_client import StoreUrl, opened
 from ergon_framework.cli.output import printable, show_one, stop_if_unread
-from ergon_framework.cli.session import ConfigPath, JsonFlag
 
 if TYPE_CHECKING:
     from ergon_framework.jobs.client import JobClient

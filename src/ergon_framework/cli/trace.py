@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli import completion
+from ergon_framework.cli.command_run import ConfigPath, JsonFlag
 from ergon_framework.cli.output import printable, show_list, show_one, waiting
-from ergon_framework.cli.session import ConfigPath, JsonFlag
 
 if TYPE_CHECKING:
     from ergon_framework.app.journal import SpanRow, Trace

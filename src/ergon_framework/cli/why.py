@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from ergon_framework.cli import completion
+from ergon_framework.cli.command_run import ConfigPath, JsonFlag
 from ergon_framework.cli.job_client import StoreUrl, earlier
 from ergon_framework.cli.output import note, printable, show_one, waiting
-from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import (
     ConfigurationError,
     ErgonError,

@@ -20,9 +20,7 @@ import msgspec
 import typer
 
 from ergon_framework.cli import completion
-from ergon_framework.cli.job_client import StoreUrl, opened
-from ergon_framework.cli.output import keep_stdout, printable, progress, show_list, show_one
-from ergon_framework.cli.session import (
+from ergon_framework.cli.command_run import (
     ConfigPath,
     JsonFlag,
     LogFormat,
@@ -32,10 +30,12 @@ from ergon_framework.cli.session import (
     session_of,
     tell_parent,
 )
+from ergon_framework.cli.job_client import StoreUrl, opened
+from ergon_framework.cli.output import keep_stdout, printable, progress, show_list, show_one
 from ergon_framework.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from ergon_framework.testing.suites.executor.subject import HandlerCall
+    from ergon_framework.testing.suites.executor.under_test import HandlerCall
     from ergon_framework.testing.suites.framework import CheckResult, SuiteReport
 
 
@@ -271,7 +271,7 @@ def conform(
 
 
 def _handler_call(handler: str | None, args: str | None, kwargs: str | None) -> HandlerCall | None:
-    from ergon_framework.testing.suites.executor.subject import HandlerCall
+    from ergon_framework.testing.suites.executor.under_test import HandlerCall
 
     if handler is None:
         if args is not None or kwargs is not None:

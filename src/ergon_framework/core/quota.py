@@ -3,7 +3,7 @@
 A window is half-open: its first instant belongs to it, its last to the next one. A token bucket is
 kept as a single number: the instant at which it will be full again. Nothing here reads a clock;
 calendars, which need time zones, are resolved outside into plain windows. Stores on SQL decide the
-same inside one statement (``providers/stores/sql_lanes.py``), and are tested against this file.
+same inside one statement (``providers/stores/sql/gates.py``), and are tested against this file.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from ergon_framework.storage.urls import path_in, taken_apart
 if TYPE_CHECKING:
     from ergon_framework.ports.providerstore import ProviderStore
     from ergon_framework.providers.stores.memory import MemoryProviderStore
-    from ergon_framework.providers.stores.sql_store import SqlProviderStore
+    from ergon_framework.providers.stores.sql.store import SqlProviderStore
 
 _KNOWN = ("sqlite", "postgresql", "memory")
 _FORMS = (
@@ -28,7 +28,7 @@ _FORMS = (
 
 _MODULES = (
     "ergon_framework.providers.stores.memory",
-    "ergon_framework.providers.stores.sql_store",
+    "ergon_framework.providers.stores.sql.store",
     "ergon_framework.providers.stores.sqlite",
     "ergon_framework.providers.stores.postgres",
     "sqlalchemy.dialects.postgresql.psycopg",
@@ -156,7 +156,7 @@ def _open(
 
         return MemoryProviderStore(clock or time.time)
     # Imported late: a program without a database needs no SQLAlchemy.
-    from ergon_framework.providers.stores.sql_store import SqlProviderStore
+    from ergon_framework.providers.stores.sql.store import SqlProviderStore
 
     if kind == "sqlite":
         from ergon_framework.providers.stores.sqlite import SqliteProviderDatabase

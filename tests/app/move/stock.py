@@ -22,12 +22,12 @@ from ergon_framework.ports.jobstore import FullJobStore
 from ergon_framework.ports.transfer import FACT_KINDS, JOB_KINDS, records_of
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.factstore import records as fact_checks
-from ergon_framework.testing.suites.factstore.subject import FactStoreSubject as FactSubject
-from ergon_framework.testing.suites.factstore.subject import Ways
-from ergon_framework.testing.suites.factstore.subject import new as new_fact
+from ergon_framework.testing.suites.factstore.under_test import FactStoreSubject as FactSubject
+from ergon_framework.testing.suites.factstore.under_test import Ways
+from ergon_framework.testing.suites.factstore.under_test import new as new_fact
 from ergon_framework.testing.suites.jobstore import records as job_checks
-from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject as JobSubject
-from ergon_framework.testing.suites.jobstore.subject import new as new_job
+from ergon_framework.testing.suites.jobstore.under_test import JobStoreSubject as JobSubject
+from ergon_framework.testing.suites.jobstore.under_test import new as new_job
 from tests import fork_server
 
 ZONE = "plant-a"

@@ -28,9 +28,9 @@ from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.transfer import FACT_KINDS, JOB_KINDS, RecordStore, records_of
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.factstore.subject import INBOX, Ways, new, sent
-from ergon_framework.testing.suites.factstore.subject import FactStoreSubject as FactSubject
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.factstore.under_test import INBOX, Ways, new, sent
+from ergon_framework.testing.suites.factstore.under_test import FactStoreSubject as FactSubject
+from ergon_framework.testing.suites.jobstore.under_test import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,
     SUCCEEDED,

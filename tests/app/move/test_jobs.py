@@ -20,7 +20,7 @@ from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import Search, WorkerRecord
 from ergon_framework.ports.transfer import JOB_KINDS, is_incomplete
 from ergon_framework.testing.suites.jobstore.records import fill
-from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject, new
+from ergon_framework.testing.suites.jobstore.under_test import JobStoreSubject, new
 from tests.app.move.stock import claim, copied, discarded, ergon, fenced, job_sums, moved, with_jobs
 from tests.campaign.parameter_sample import sampled
 

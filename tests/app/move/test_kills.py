@@ -22,11 +22,11 @@ from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.transfer import is_incomplete
 from ergon_framework.testing.suites.factstore import records as fact_checks
-from ergon_framework.testing.suites.factstore.subject import FactStoreSubject as FactSubject
-from ergon_framework.testing.suites.factstore.subject import new as new_fact
+from ergon_framework.testing.suites.factstore.under_test import FactStoreSubject as FactSubject
+from ergon_framework.testing.suites.factstore.under_test import new as new_fact
 from ergon_framework.testing.suites.jobstore import records as job_checks
-from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject as JobSubject
-from ergon_framework.testing.suites.jobstore.subject import new as new_job
+from ergon_framework.testing.suites.jobstore.under_test import JobStoreSubject as JobSubject
+from ergon_framework.testing.suites.jobstore.under_test import new as new_job
 from tests.app.move.stock import ZONE, ergon, fact_sums, job_sums, moved, with_facts, with_jobs
 from tests.campaign.parameter_sample import campaign, sampled
 

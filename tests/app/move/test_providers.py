@@ -28,7 +28,7 @@ from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.models import ProviderDeadLetter, UtcDateTime, metadata
 from ergon_framework.providers.store_urls import open_store as open_provider_store
 from ergon_framework.providers.stores.records import ProviderRecords, ProviderRowRecord
-from ergon_framework.providers.stores.sql_store import SqlProviderStore
+from ergon_framework.providers.stores.sql.store import SqlProviderStore
 from tests.app.move.stock import copied, discarded, ergon, job_sums, moved, with_jobs
 from tests.campaign.parameter_sample import campaign, sampled
 from tests.servers.postgres import name_of

@@ -12,7 +12,7 @@ from ergon_framework.errors import StoreError
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.transfer import JobRecord, records_of
-from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject
+from ergon_framework.testing.suites.jobstore.under_test import JobStoreSubject
 from tests.app.move.stock import copied, discarded, job_sums, moved, with_jobs
 
 pytestmark = pytest.mark.req("SCALE:move")

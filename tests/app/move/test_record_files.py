@@ -27,11 +27,11 @@ from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.ports.transfer import JobRecord, move_state_of, records_of
 from ergon_framework.testing.suites.factstore import records as fact_checks
-from ergon_framework.testing.suites.factstore.subject import FactStoreSubject as FactSubject
-from ergon_framework.testing.suites.factstore.subject import new as new_fact
+from ergon_framework.testing.suites.factstore.under_test import FactStoreSubject as FactSubject
+from ergon_framework.testing.suites.factstore.under_test import new as new_fact
 from ergon_framework.testing.suites.jobstore import records as job_checks
-from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject as JobSubject
-from ergon_framework.testing.suites.jobstore.subject import new as new_job
+from ergon_framework.testing.suites.jobstore.under_test import JobStoreSubject as JobSubject
+from ergon_framework.testing.suites.jobstore.under_test import new as new_job
 from tests.app.move.record_files import exported, imported, lines_of, rewritten
 from tests.app.move.stock import ZONE, ergon, fact_sums, job_sums, moved, with_facts, with_jobs
 from tests.app.move.test_providers import with_calls

@@ -49,7 +49,7 @@ from ergon_framework.ports.transfer import (
 )
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.objectstore.memory import MemoryObjectStore
-from ergon_framework.testing.suites.jobstore.subject import new as new_job
+from ergon_framework.testing.suites.jobstore.under_test import new as new_job
 from tests.app.move.stock import (
     ZONE,
     add,

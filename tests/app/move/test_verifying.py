@@ -23,9 +23,9 @@ from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.ports.transfer import JOB_KINDS, is_incomplete
 from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore
-from ergon_framework.testing.suites.factstore.subject import new as new_fact
+from ergon_framework.testing.suites.factstore.under_test import new as new_fact
 from ergon_framework.testing.suites.jobstore.schedules import schedule
-from ergon_framework.testing.suites.jobstore.subject import new as new_job
+from ergon_framework.testing.suites.jobstore.under_test import new as new_job
 from tests.app.move.stock import (
     ZONE,
     copied,

@@ -18,7 +18,7 @@ from ergon_framework.errors import ConfigurationError, DataLossError, ErgonError
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.storage.objectstore.urls import open_object_store
 from ergon_framework.testing.suites.factstore.records import fill
-from ergon_framework.testing.suites.factstore.subject import FactStoreSubject, new
+from ergon_framework.testing.suites.factstore.under_test import FactStoreSubject, new
 from tests.app.move.stock import (
     ZONE,
     copied,

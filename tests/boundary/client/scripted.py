@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
-from ergon_framework.boundary.append import answer
+from ergon_framework.boundary.append_batcher import answer
 from ergon_framework.boundary.client.consumer import AsyncConsumer, Consumer
 from ergon_framework.boundary.client.producer import AsyncProducer, Producer
 from ergon_framework.boundary.facts.validation import parse_append, validate_fact

@@ -18,7 +18,7 @@ from ergon_framework.testing.suites.factstore import (
     FactStoreSuiteError,
     exercise_fact_store,
 )
-from ergon_framework.testing.suites.factstore.subject import Clock, new
+from ergon_framework.testing.suites.factstore.under_test import Clock, new
 
 
 def make(clock: Clock) -> MemoryFactStore:

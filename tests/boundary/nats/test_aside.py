@@ -9,7 +9,7 @@ from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import OUTBOUND, Quarantined
 from ergon_framework.ports.transfer import ConsumerCursorRecord, QuarantineRecord
 from ergon_framework.storage.nats import Stored
-from ergon_framework.testing.suites.factstore.subject import new
+from ergon_framework.testing.suites.factstore.under_test import new
 from tests.boundary.nats.conftest import Open
 
 pytestmark = pytest.mark.req("SCALE:boundary-nats")

@@ -11,7 +11,7 @@ import pytest
 from ergon_framework.boundary.store_urls import clock_of, open_fact_store
 from ergon_framework.errors import ConsumerHeldError
 from ergon_framework.ports.factstore import OUTBOUND, FactStore
-from ergon_framework.testing.suites.factstore.subject import new
+from ergon_framework.testing.suites.factstore.under_test import new
 from tests.boundary.nats.conftest import ZONE, Open
 
 pytestmark = [

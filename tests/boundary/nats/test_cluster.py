@@ -11,7 +11,7 @@ from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND, Appended, FactStore, Flaw
 from ergon_framework.storage.nats import NatsReply
 from ergon_framework.testing.suites.factstore import exercise_fact_store
-from ergon_framework.testing.suites.factstore.subject import new
+from ergon_framework.testing.suites.factstore.under_test import new
 from tests.boundary.nats.test_outage import Producer
 from tests.servers.nats_cluster import NatsCluster
 

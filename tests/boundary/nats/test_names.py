@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
-from ergon_framework.boundary.factstore.nats.registry import FirstNames, Place, scan_names
+from ergon_framework.boundary.factstore.nats.objects_and_links import FirstNames, Place, scan_names
 from ergon_framework.boundary.factstore.nats.schema import ObjectRecord, encode
 from ergon_framework.ports.factstore import OUTBOUND, FactStore, StoredObject
 from ergon_framework.ports.transfer import ObjectNameRecord
 from ergon_framework.storage.nats import NatsStream, Stored
-from ergon_framework.testing.suites.factstore.subject import new
+from ergon_framework.testing.suites.factstore.under_test import new
 from tests.boundary.nats.conftest import Open
 
 pytestmark = pytest.mark.req("SCALE:boundary-nats")

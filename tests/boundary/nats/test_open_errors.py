@@ -23,7 +23,7 @@ from ergon_framework.errors import (
 from ergon_framework.ports.factstore import OUTBOUND, Appended
 from ergon_framework.storage.nats import NatsClient, NatsStream, address, address_of
 from ergon_framework.storage.nats.diagnostics import Account
-from ergon_framework.testing.suites.factstore.subject import new
+from ergon_framework.testing.suites.factstore.under_test import new
 from tests.boundary.nats.conftest import Open
 from tests.servers.nats import NatsServer
 from tests.servers.server import free_port

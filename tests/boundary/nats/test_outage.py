@@ -12,7 +12,7 @@ from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Flaw
 from ergon_framework.storage.nats import NatsTimeouts, StreamMessage
-from ergon_framework.testing.suites.factstore.subject import new
+from ergon_framework.testing.suites.factstore.under_test import new
 from tests.servers.nats import NatsServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:boundary-nats", "SCALE:fleet-outage")]

@@ -50,7 +50,7 @@ from ergon_framework.ports.transfer import (
     QuarantineRecord,
 )
 from ergon_framework.storage.nats import StreamMessage
-from ergon_framework.testing.suites.factstore.subject import new, other, sent
+from ergon_framework.testing.suites.factstore.under_test import new, other, sent
 from tests.boundary.nats.conftest import Open
 from tests.boundary.nats.damage import lose
 

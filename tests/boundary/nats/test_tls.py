@@ -18,7 +18,7 @@ from ergon_framework.errors import ErgonError, StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.storage.nats import NatsClient, NatsTimeouts, address_of
 from ergon_framework.storage.nats.connect import PatchedClient
-from ergon_framework.testing.suites.factstore.subject import new
+from ergon_framework.testing.suites.factstore.under_test import new
 from tests.servers.by_url import doctor, refused
 from tests.servers.nats import NatsServer
 from tests.servers.server import started

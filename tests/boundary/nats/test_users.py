@@ -19,7 +19,7 @@ from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.storage.nats import address_of
 from ergon_framework.storage.nats.address import OPTIONS
 from ergon_framework.storage.nats.connect import signer_of
-from ergon_framework.testing.suites.factstore.subject import new
+from ergon_framework.testing.suites.factstore.under_test import new
 from tests.servers.nats import NatsServer
 from tests.servers.nats_keys import Realm, new_key
 

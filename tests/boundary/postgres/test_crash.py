@@ -15,7 +15,7 @@ from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Flaw
 from ergon_framework.storage.failpoints import NAMES
 from ergon_framework.storage.postgres.pool import Connection
-from ergon_framework.testing.suites.factstore.subject import new
+from ergon_framework.testing.suites.factstore.under_test import new
 from tests.boundary.postgres.conftest import Open
 from tests.boundary.sqlite.test_crash import CALLS, killed
 from tests.campaign.parameter_sample import sampled

@@ -34,7 +34,7 @@ from ergon_framework.ports.factstore import (
     Reference,
 )
 from ergon_framework.storage.objectstore.memory import MemoryObjectStore
-from ergon_framework.testing.suites.factstore.subject import new, other
+from ergon_framework.testing.suites.factstore.under_test import new, other
 from tests.boundary.postgres.conftest import Open
 from tests.servers.postgres import PostgresServer
 

@@ -13,7 +13,7 @@ from ergon_framework.boundary.factstore.postgres.database import PostgresTuning
 from ergon_framework.boundary.factstore.sql.session import logger
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.storage.postgres.pool import PostgresTimeouts
-from ergon_framework.testing.suites.factstore.subject import new
+from ergon_framework.testing.suites.factstore.under_test import new
 from tests.boundary.postgres.conftest import Open
 from tests.servers.postgres import PostgresServer, name_of
 from tests.servers.tls import Door, Papers

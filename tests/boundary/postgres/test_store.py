@@ -34,7 +34,7 @@ from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Flaw, 
 from ergon_framework.ports.transfer import FactRecord
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.storage.server import ServerClock
-from ergon_framework.testing.suites.factstore.subject import new, other, sent
+from ergon_framework.testing.suites.factstore.under_test import new, other, sent
 from tests.boundary.postgres.conftest import Open, change
 from tests.servers.postgres import PostgresServer
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.factstore.sqlite.append import MAX_ROWS
 from ergon_framework.ports.factstore import OUTBOUND, Appended, NewFact
-from ergon_framework.testing.suites.factstore.subject import new
+from ergon_framework.testing.suites.factstore.under_test import new
 from tests.boundary.sqlite.conftest import ZONE
 
 pytestmark = pytest.mark.req("BOUNDARY:store")

@@ -17,7 +17,7 @@ from ergon_framework.boundary.factstore.sqlite.session import SCHEMA
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.factstore import INBOUND, OUTBOUND, Appended, Conflict, Link, NewFact
 from ergon_framework.storage.failpoints import armed
-from ergon_framework.testing.suites.factstore.subject import new, other
+from ergon_framework.testing.suites.factstore.under_test import new, other
 from tests.boundary.sqlite.conftest import Open
 
 pytestmark = pytest.mark.req("BOUNDARY:store", "P6", "P7")

@@ -35,7 +35,7 @@ from ergon_framework.ports.factstore import (
 )
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.storage.sql_files import load
-from ergon_framework.testing.suites.factstore.subject import new, other
+from ergon_framework.testing.suites.factstore.under_test import new, other
 from tests.boundary.sqlite.conftest import ZONE, Open
 
 WAIT = 20.0

@@ -13,7 +13,7 @@ from ergon_framework.boundary.factstore.sqlite.session import SCHEMA
 from ergon_framework.errors import StoreSchemaError
 from ergon_framework.ports.factstore import OUTBOUND, Gap, Link
 from ergon_framework.storage.sql_files import statements_of
-from ergon_framework.testing.suites.factstore.subject import INBOX, PEER, new, sent
+from ergon_framework.testing.suites.factstore.under_test import INBOX, PEER, new, sent
 from tests.boundary.sqlite.conftest import ZONE
 
 pytestmark = pytest.mark.req("BOUNDARY:store")

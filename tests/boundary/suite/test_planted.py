@@ -10,7 +10,7 @@ from ergon_framework.testing.suites.factstore import (
     FactStoreSuiteError,
     exercise_fact_store,
 )
-from ergon_framework.testing.suites.factstore.subject import INBOX
+from ergon_framework.testing.suites.factstore.under_test import INBOX
 from tests.boundary.suite import planted
 from tests.boundary.suite import planted_losses as losses
 from tests.boundary.suite import planted_readers as readers

@@ -37,7 +37,7 @@ from ergon_framework.ports.factstore import (
     StoredObject,
 )
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.factstore.subject import INBOX, PEER, PLENTY, new
+from ergon_framework.testing.suites.factstore.under_test import INBOX, PEER, PLENTY, new
 from tests.boundary.suite.stores import Kind, Memory
 
 LOGS = st.sampled_from([OUTBOUND, OUTBOUND, INBOX])

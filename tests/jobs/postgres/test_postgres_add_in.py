@@ -26,7 +26,7 @@ from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.ports.jobstore import Search, Topic
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     SUCCEEDED,
     JobStoreSubject,
     ask,

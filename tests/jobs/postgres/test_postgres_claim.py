@@ -19,7 +19,7 @@ from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.jobs.stores.postgres.exchange import WorkerExchange
 from ergon_framework.ports.jobstore import ClaimResult, Search
 from ergon_framework.testing.suites.drivers import START, HandClock
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     SUCCEEDED,
     JobStoreSubject,
     ask,

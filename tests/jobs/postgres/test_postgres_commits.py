@@ -10,7 +10,7 @@ from psycopg import sql
 
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,
     RELEASED,

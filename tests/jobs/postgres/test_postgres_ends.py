@@ -13,7 +13,7 @@ from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.jobs.stores.transitions import is_plain_completion
 from ergon_framework.ports.jobstore import Job, Topic
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     FAILS_ONCE,
     SUCCEEDED,
     JobStoreSubject,

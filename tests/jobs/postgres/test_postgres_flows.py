@@ -21,7 +21,7 @@ from ergon_framework.jobs.settlement import Settler
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.ports.jobstore import ClaimedJob, Search, Settlement, Topic
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject, ask, ids_of
+from ergon_framework.testing.suites.jobstore.under_test import JobStoreSubject, ask, ids_of
 from tests.jobs.test_flow_kills import deadlocks_in
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres", "JOBS:store")

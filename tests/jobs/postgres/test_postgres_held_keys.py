@@ -16,7 +16,12 @@ from ergon_framework.jobs.stores.postgres.settle import KEY_LOCKS
 from ergon_framework.ports.jobstore import ClaimResult, Search, Topic
 from ergon_framework.storage.postgres.pool import Connection, PostgresTimeouts
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask, ids_of
+from ergon_framework.testing.suites.jobstore.under_test import (
+    SUCCEEDED,
+    JobStoreSubject,
+    ask,
+    ids_of,
+)
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres", "SCALE:fleet-limits")
 PATIENCE = 30.0

@@ -14,7 +14,7 @@ from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.jobs.stores.postgres.transactions import PostgresTx
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     FAILS_ONCE,
     RELEASED,
     SUCCEEDED,

@@ -11,7 +11,7 @@ import pytest
 
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.ports.jobstore import NewJob, OnDuplicate, Search
-from ergon_framework.testing.suites.jobstore.subject import new
+from ergon_framework.testing.suites.jobstore.under_test import new
 
 pytestmark = pytest.mark.req("SCALE:transaction", "SCALE:jobs-postgres")
 _WAITING = (

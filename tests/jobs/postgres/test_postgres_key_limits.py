@@ -13,7 +13,7 @@ from ergon_framework.jobs.stores.postgres.claim import FIRST_BLOCKED
 from ergon_framework.ports.jobstore import ClaimedJob
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask, new
+from ergon_framework.testing.suites.jobstore.under_test import SUCCEEDED, JobStoreSubject, ask, new
 from tests.servers.postgres import empty_tables
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres")

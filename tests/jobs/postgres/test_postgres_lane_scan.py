@@ -20,7 +20,7 @@ from ergon_framework.jobs.stores.postgres.transactions import PostgresTx
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.drivers import START, HandClock
-from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask, new
+from ergon_framework.testing.suites.jobstore.under_test import SUCCEEDED, JobStoreSubject, ask, new
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres")
 PATIENCE = 30.0

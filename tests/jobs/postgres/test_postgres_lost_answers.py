@@ -14,7 +14,7 @@ from ergon_framework.errors import DuplicateJobError, ErgonError, StoreUnavailab
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.ports.jobstore import OnDuplicate, Search
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     FAILS_ONCE,
     LEASE,
     RELEASED,

@@ -17,7 +17,7 @@ from ergon_framework.jobs.stores.postgres.statements import statements
 from ergon_framework.jobs.stores.postgres.transactions import PLANNER_SETTINGS
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.storage.postgres.pool import Connection
-from ergon_framework.testing.suites.jobstore.subject import new
+from ergon_framework.testing.suites.jobstore.under_test import new
 from tests.servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres")

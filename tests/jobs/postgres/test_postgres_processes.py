@@ -7,7 +7,7 @@ import pytest
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.ports.jobstore import Search, Topic
-from ergon_framework.testing.suites.jobstore.subject import ask, new
+from ergon_framework.testing.suites.jobstore.under_test import ask, new
 from tests.servers.postgres import PostgresServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:jobs-postgres", "SCALE:campaign")]

@@ -21,7 +21,7 @@ from ergon_framework.jobs.stores.unreadable import UnreadableLog
 from ergon_framework.ports.jobstore import FullJobStore, Job, Search
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,
     SUCCEEDED,

@@ -13,7 +13,7 @@ from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.jobs.stores.postgres.statements import statements
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.storage.postgres.pipeline import Pipeline, Result
-from ergon_framework.testing.suites.jobstore.subject import ids_of, new
+from ergon_framework.testing.suites.jobstore.under_test import ids_of, new
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres")
 

@@ -12,7 +12,7 @@ from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.ports.jobstore import FullJobStore, JobAdmin, JobStore, ScheduleStore
 from ergon_framework.testing.suites.jobstore import JOB_STORE_CHECKS, exercise_job_store
 from ergon_framework.testing.suites.jobstore.claim import worker_with
-from ergon_framework.testing.suites.jobstore.subject import new
+from ergon_framework.testing.suites.jobstore.under_test import new
 from tests.servers.postgres import empty_tables
 
 

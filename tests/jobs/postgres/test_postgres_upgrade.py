@@ -14,7 +14,7 @@ from ergon_framework.errors import StoreReadOnlyError, StoreSchemaError
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.jobs.stores.postgres.transactions import SCHEMA
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask, new
+from ergon_framework.testing.suites.jobstore.under_test import SUCCEEDED, JobStoreSubject, ask, new
 from tests import fork_server
 
 pytestmark = pytest.mark.req("SCALE:upgrade", "SCALE:fleet-versions", "SCALE:jobs-postgres")

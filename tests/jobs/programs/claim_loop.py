@@ -7,7 +7,7 @@ import sys
 from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import Settlement
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask
+from ergon_framework.testing.suites.jobstore.under_test import SUCCEEDED, JobStoreSubject, ask
 
 if __name__ == "__main__":
     store = open_store(sys.argv[1])

@@ -12,7 +12,7 @@ from ergon_framework.jobs.store_urls import open_store
 from ergon_framework.ports.jobstore import FullJobStore, LeaseRenewal, NewJob, WorkerRecord
 from ergon_framework.ports.transfer import JobRecord, RecordStore, records_of
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask
+from ergon_framework.testing.suites.jobstore.under_test import SUCCEEDED, JobStoreSubject, ask
 
 ROUNDS = 6
 

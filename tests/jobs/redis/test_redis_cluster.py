@@ -14,7 +14,7 @@ from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.jobs.stores.redis import RedisJobStore
 from ergon_framework.ports.jobstore import FullJobStore, Search, Topic
 from ergon_framework.testing.suites.jobstore import exercise_job_store
-from ergon_framework.testing.suites.jobstore.subject import ask, new
+from ergon_framework.testing.suites.jobstore.under_test import ask, new
 from tests.jobs.redis.conftest import serving
 from tests.servers.redis import DURABLE, RedisServer
 from tests.waiting import until

@@ -27,7 +27,7 @@ from ergon_framework.storage.redis.client import RedisClient
 from ergon_framework.storage.redis.diagnostics import Persistence, refuse_unsafe
 from ergon_framework.storage.redis.errors import translate
 from ergon_framework.testing.suites.jobstore.schedules import schedule
-from ergon_framework.testing.suites.jobstore.subject import ask, hold, new
+from ergon_framework.testing.suites.jobstore.under_test import ask, hold, new
 from tests.jobs.redis.conftest import Open, serving
 from tests.servers.redis import DURABLE, RedisServer
 

@@ -19,7 +19,7 @@ from ergon_framework.ports.jobstore import OnDuplicate, Search, Settlement, Work
 from ergon_framework.storage.redis.client import RedisScript
 from ergon_framework.testing.suites.drivers import START, HandClock
 from ergon_framework.testing.suites.jobstore.schedules import schedule
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,
     RELEASED,

@@ -16,7 +16,7 @@ from ergon_framework.storage.redis.client import RedisTimeouts
 from ergon_framework.testing.link import CuttableLink
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.schedules import schedule
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     FAILS_ONCE,
     RELEASED,
     SUCCEEDED,

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from ergon_framework.ports.jobstore import Search, Topic
-from ergon_framework.testing.suites.jobstore.subject import new
+from ergon_framework.testing.suites.jobstore.under_test import new
 from tests.jobs.redis.conftest import Open
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:jobs-redis")]

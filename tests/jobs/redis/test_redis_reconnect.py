@@ -11,7 +11,7 @@ from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.stores.redis import RedisJobStore
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.storage.redis.client import RedisTimeouts
-from ergon_framework.testing.suites.jobstore.subject import new
+from ergon_framework.testing.suites.jobstore.under_test import new
 from tests.jobs.redis.lost_responses import lose_responses
 from tests.servers.redis import RedisServer
 from tests.servers.tls import Door, Papers

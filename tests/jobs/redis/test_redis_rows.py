@@ -11,7 +11,7 @@ import redis
 from ergon_framework.jobs.stores.redis import RedisJobStore
 from ergon_framework.ports.jobstore import OnDuplicate, Search
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     LEASE,
     SUCCEEDED,
     JobStoreSubject,

@@ -10,7 +10,7 @@ import redis
 from ergon_framework.jobs.stores.redis import RedisJobStore
 from ergon_framework.ports.jobstore import FullJobStore, JobAdmin, JobStore, ScheduleStore
 from ergon_framework.testing.suites.jobstore import JOB_STORE_CHECKS, exercise_job_store
-from ergon_framework.testing.suites.jobstore.subject import Spoil
+from ergon_framework.testing.suites.jobstore.under_test import Spoil
 
 
 def spoiler(url: str) -> Spoil:

@@ -14,7 +14,7 @@ from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.models import ProviderHealthState
 from ergon_framework.providers.recorder import Recorder
 from ergon_framework.providers.store_urls import open_store
-from ergon_framework.providers.stores.sql_store import SqlProviderStore
+from ergon_framework.providers.stores.sql.store import SqlProviderStore
 from tests import fork_server
 from tests.providers.stores.store_factory import LANE, START, HandClock, attempt
 

@@ -23,7 +23,7 @@ from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.database import TaskMissingError
 from ergon_framework.providers.stores.postgres import PostgresProviderDatabase
-from ergon_framework.providers.stores.sql_store import SqlProviderStore
+from ergon_framework.providers.stores.sql.store import SqlProviderStore
 from ergon_framework.providers.stores.sqlite import SqliteProviderDatabase
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.storage.server import ServerClock

@@ -16,9 +16,9 @@ from ergon_framework.ports.providerstore import LaneKey, ProviderStore, RecordBa
 from ergon_framework.providers.recorder import Recorder, recorder_of
 from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from ergon_framework.providers.stores.sql_attempts import add_minutes
-from ergon_framework.providers.stores.sql_lanes import breaker_of
-from ergon_framework.providers.stores.sql_store import SqlProviderStore
+from ergon_framework.providers.stores.sql.attempts import add_minutes
+from ergon_framework.providers.stores.sql.gates import breaker_of
+from ergon_framework.providers.stores.sql.store import SqlProviderStore
 from tests.providers.stores.conftest import Opener
 from tests.providers.stores.store_factory import LANE, START, HandClock, attempt, letter
 

@@ -16,8 +16,8 @@ import pytest
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import ClaimState, RecordBatch
 from ergon_framework.providers.migrations.database import database_of
-from ergon_framework.providers.stores.sql_store import SqlProviderStore
-from ergon_framework.providers.stores.sql_tasks import KeyTable
+from ergon_framework.providers.stores.sql.keys_and_dead_letters import KeyTable
+from ergon_framework.providers.stores.sql.store import SqlProviderStore
 from ergon_framework.storage.deadlines import PROVIDER_BUDGET, SocketWatchdog
 from tests.providers.stores.store_factory import LANE, START, HandClock, attempt
 from tests.servers.postgres import PostgresServer

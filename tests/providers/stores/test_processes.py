@@ -16,7 +16,7 @@ from ergon_framework.core.quota import QuotaUsage, QuotaWindow
 from ergon_framework.ports.providerstore import ClaimState, LetterStatus, ProviderStore, RecordBatch
 from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.database import AFTER, BEFORE
-from ergon_framework.providers.stores.sql_store import SqlProviderStore
+from ergon_framework.providers.stores.sql.store import SqlProviderStore
 from tests import fork_server
 from tests.campaign.parameter_sample import campaign, sampled
 from tests.providers.stores.store_factory import (
@@ -43,7 +43,7 @@ from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores import postgres
-from ergon_framework.providers.stores.sql_store import SqlProviderStore
+from ergon_framework.providers.stores.sql.store import SqlProviderStore
 
 # On a busy machine whoever has the row may be held up: nobody gives up because of that.
 limits = postgres.PostgresLimits(checkout_timeout=45.0, call_timeout=45.0)

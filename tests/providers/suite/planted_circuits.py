@@ -18,7 +18,7 @@ from ergon_framework.ports.providerstore import (
     RecordBatch,
 )
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from ergon_framework.testing.suites.providerstore.subject import Clock
+from ergon_framework.testing.suites.providerstore.under_test import Clock
 
 
 class Honest(MemoryProviderStore):

@@ -14,8 +14,8 @@ from ergon_framework.ports.providerstore import (
     ResultNote,
     StoredLetter,
 )
-from ergon_framework.providers.stores.planning import KeyRecord, KeyStatus
-from ergon_framework.testing.suites.providerstore.subject import Clock
+from ergon_framework.providers.stores.key_claims import KeyRecord, KeyStatus
+from ergon_framework.testing.suites.providerstore.under_test import Clock
 from tests.providers.suite.planted_circuits import Honest
 
 # ---- keys ---------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from ergon_framework.ports.providerstore import (
     LetterStatus,
     RecordBatch,
 )
-from ergon_framework.providers.stores.planning import roll_up
-from ergon_framework.testing.suites.providerstore.subject import Clock
+from ergon_framework.providers.stores.key_claims import roll_up
+from ergon_framework.testing.suites.providerstore.under_test import Clock
 from tests.providers.suite.planted_circuits import Honest
 
 

@@ -18,13 +18,13 @@ from ergon_framework.providers.models import metadata
 from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.database import SqlCursor
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from ergon_framework.providers.stores.sql_store import SqlProviderStore
+from ergon_framework.providers.stores.sql.store import SqlProviderStore
 from ergon_framework.testing import (
     PROVIDER_STORE_CHECKS,
     ProviderStoreSuiteError,
     exercise_provider_store,
 )
-from ergon_framework.testing.suites.providerstore.subject import BESIDE, CLOCK, Clock
+from ergon_framework.testing.suites.providerstore.under_test import BESIDE, CLOCK, Clock
 from tests.providers.stores.store_factory import waiting_for_rows
 from tests.servers.postgres import PostgresServer
 

@@ -29,7 +29,7 @@ from ergon_framework.testing.suites.providerstore import (
     PROVIDER_STORE_CHECKS,
     exercise_provider_store,
 )
-from ergon_framework.testing.suites.providerstore.subject import Clock
+from ergon_framework.testing.suites.providerstore.under_test import Clock
 from tests.jobs.real_worker import at_work, get, job, quick, wait_until, worker
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.pooler import Pooler

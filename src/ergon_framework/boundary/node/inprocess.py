@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from ergon_framework.boundary.append import store_trouble
+from ergon_framework.boundary.append_batcher import store_trouble
 from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.http.codec import error_of_answer
 from ergon_framework.boundary.http.exchange import Caller

@@ -34,7 +34,7 @@ from ergon_framework.ports.providerstore import (
     StoredLetter,
 )
 from ergon_framework.providers.delivery.owner_locks import OWNER_LOCKS
-from ergon_framework.providers.stores.planning import (
+from ergon_framework.providers.stores.key_claims import (
     KeyRecord,
     KeyStatus,
     LaneChanges,

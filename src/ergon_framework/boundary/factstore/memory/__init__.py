@@ -4,7 +4,7 @@ Every call is one step under one lock.
 
 - ``store``: the parts put together; ``state``: everything that is held, and the lock
 - ``log``: appending, pages, retention; ``consumers``: cursors, leases, quarantine
-- ``registry``: names of objects and links; ``records``: copies for moves between stores
+- ``objects_and_links``: names of objects, and links; ``records``: copies for moves between stores
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from ergon_framework.boundary.factstore.memory.consumers import MemoryConsumers
 from ergon_framework.boundary.factstore.memory.log import MemoryFactLog
+from ergon_framework.boundary.factstore.memory.objects_and_links import MemoryLinks, MemoryObjects
 from ergon_framework.boundary.factstore.memory.records import MemoryFactRecords
-from ergon_framework.boundary.factstore.memory.registry import MemoryLinks, MemoryObjects
 from ergon_framework.boundary.factstore.memory.state import MemoryDatabase
 from ergon_framework.boundary.factstore.parts import FactStoreOfParts, StoreParts
 from ergon_framework.errors import StoreError

@@ -7,7 +7,7 @@ it anew. Records that were read are cached for as long as the stream ends where 
 - ``store``: the parts put together; ``database``: transactions, notifications
 - ``session``: what one transaction reads and writes; ``schema``: subjects, and facts as messages
 - ``log``, ``append``, ``pages``: appending, retention, verification, reading
-- ``consumers``: cursors, leases, quarantine; ``registry``: names of objects and links
+- ``consumers``: cursors, leases, quarantine; ``objects_and_links``: names of objects, and links
 - ``records``: copies for moves between stores; ``setup``: opening a stream, or making one
 """
 

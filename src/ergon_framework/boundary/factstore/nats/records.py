@@ -14,8 +14,8 @@ from ergon_framework.boundary.factstore.nats.append import StreamPlacement
 from ergon_framework.boundary.factstore.nats.consumers import items_of, quarantined, whole_mark
 from ergon_framework.boundary.factstore.nats.database import NatsDatabase
 from ergon_framework.boundary.factstore.nats.log import NatsLog
+from ergon_framework.boundary.factstore.nats.objects_and_links import drop_name, put_name
 from ergon_framework.boundary.factstore.nats.pages import all_after
-from ergon_framework.boundary.factstore.nats.registry import drop_name, put_name
 from ergon_framework.boundary.factstore.nats.schema import (
     LAST,
     Attribute,

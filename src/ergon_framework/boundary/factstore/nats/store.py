@@ -7,8 +7,12 @@ from collections.abc import Callable
 from ergon_framework.boundary.factstore.nats.consumers import NatsConsumers
 from ergon_framework.boundary.factstore.nats.database import NatsDatabase
 from ergon_framework.boundary.factstore.nats.log import NatsLog
+from ergon_framework.boundary.factstore.nats.objects_and_links import (
+    MAX_NAMES,
+    NatsLinks,
+    NatsObjects,
+)
 from ergon_framework.boundary.factstore.nats.records import NatsFactRecords
-from ergon_framework.boundary.factstore.nats.registry import MAX_NAMES, NatsLinks, NatsObjects
 from ergon_framework.boundary.factstore.parts import FactStoreOfParts, StoreParts
 from ergon_framework.errors import StoreError
 

@@ -34,8 +34,8 @@ from ergon_framework.boundary.factstore.sql.log import (
     SqlLog,
     cut,
 )
+from ergon_framework.boundary.factstore.sql.objects_and_links import SqlLinks, SqlObjects
 from ergon_framework.boundary.factstore.sql.records import SqlFactRecords
-from ergon_framework.boundary.factstore.sql.registry import SqlLinks, SqlObjects
 from ergon_framework.boundary.factstore.sql.rows import LAST, LogRow, log_named
 from ergon_framework.boundary.factstore.sql.session import (
     AFTER,

@@ -5,6 +5,6 @@ A store brings its own statements, under the names that are used here, a way to 
 
 - ``append``: facts that become rows within one transaction; facts of a peer.
 - ``log``: pages, retention, verification. ``pages``: reading. ``rows``: rows as records.
-- ``consumers``: cursors, leases, giving out pages, quarantine. ``registry``: objects and links.
+- ``consumers``: cursors, leases, giving out pages, quarantine. ``objects_and_links``.
 - ``records``: records of a zone. ``session``: statements, transactions, subscribers, whose store.
 """

@@ -23,7 +23,7 @@ from ergon_framework.boundary.factstore.hashchain import (
 )
 from ergon_framework.boundary.factstore.records import refuse_hole, refuse_other_chain
 from ergon_framework.boundary.factstore.sql import consumers
-from ergon_framework.boundary.factstore.sql.registry import link_to
+from ergon_framework.boundary.factstore.sql.objects_and_links import link_to
 from ergon_framework.boundary.factstore.sql.rows import (
     LAST,
     LogRow,

@@ -15,8 +15,8 @@ from ergon_framework.boundary.factstore.parts import FactStoreOfParts, StorePart
 from ergon_framework.boundary.factstore.records import FROZEN_TABLES
 from ergon_framework.boundary.factstore.sql.consumers import SqlConsumers
 from ergon_framework.boundary.factstore.sql.log import SqlLog
+from ergon_framework.boundary.factstore.sql.objects_and_links import SqlLinks, SqlObjects
 from ergon_framework.boundary.factstore.sql.records import SqlFactRecords
-from ergon_framework.boundary.factstore.sql.registry import SqlLinks, SqlObjects
 from ergon_framework.boundary.factstore.sql.rows import all_logs
 from ergon_framework.boundary.factstore.sql.session import BatchLimits, StoreIdentity, Subscribers
 from ergon_framework.boundary.factstore.sqlite.append import SqliteAppender

@@ -10,7 +10,7 @@ from typing import Any
 
 from ergon_framework.errors import PayloadError
 from ergon_framework.ports.transaction import Transaction
-from ergon_framework.testing.suites.connector.subject import ConnectorSubject, ids_of, one, some
+from ergon_framework.testing.suites.connector.under_test import ConnectorSubject, ids_of, one, some
 from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[ConnectorSubject]] = []

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ergon_framework.ports.transaction import Transaction
-from ergon_framework.testing.suites.connector.subject import ConnectorSubject, ids_of, some
+from ergon_framework.testing.suites.connector.under_test import ConnectorSubject, ids_of, some
 from ergon_framework.testing.suites.framework import Check, expect, fail, register
 
 CHECKS: list[Check[ConnectorSubject]] = []

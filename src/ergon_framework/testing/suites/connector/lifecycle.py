@@ -8,7 +8,12 @@ from functools import partial
 from typing import Any
 
 from ergon_framework.ports.transaction import Transaction
-from ergon_framework.testing.suites.connector.subject import ConnectorSubject, ids_of, listed, some
+from ergon_framework.testing.suites.connector.under_test import (
+    ConnectorSubject,
+    ids_of,
+    listed,
+    some,
+)
 from ergon_framework.testing.suites.drivers import outcome
 from ergon_framework.testing.suites.framework import Check, expect, register
 

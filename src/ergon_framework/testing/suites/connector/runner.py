@@ -15,7 +15,7 @@ from ergon_framework.testing.suites.connector.faults import ConnectorFaults
 from ergon_framework.testing.suites.connector.fetch import CHECKS as FETCH_CHECKS
 from ergon_framework.testing.suites.connector.lifecycle import CHECKS as LIFECYCLE_CHECKS
 from ergon_framework.testing.suites.connector.settlement import CHECKS as SETTLEMENT_CHECKS
-from ergon_framework.testing.suites.connector.subject import (
+from ergon_framework.testing.suites.connector.under_test import (
     ConnectorSubject,
     DeadLetters,
     Seed,

@@ -18,7 +18,11 @@ from ergon_framework.testing.suites.executor.lifecycle import CHECKS as LIFECYCL
 from ergon_framework.testing.suites.executor.malformed import CHECKS as MALFORMED_CHECKS
 from ergon_framework.testing.suites.executor.outcomes import CHECKS as OUTCOMES_CHECKS
 from ergon_framework.testing.suites.executor.requests import CHECKS as REQUESTS_CHECKS
-from ergon_framework.testing.suites.executor.subject import ExecutorSubject, HandlerCall, NotTried
+from ergon_framework.testing.suites.executor.under_test import (
+    ExecutorSubject,
+    HandlerCall,
+    NotTried,
+)
 from ergon_framework.testing.suites.framework import (
     Check,
     CheckFailed,

@@ -16,7 +16,11 @@ from ergon_framework.testing.suites.executor.harness import (
     reply_of,
     shown,
 )
-from ergon_framework.testing.suites.executor.subject import ExecutorSubject, FirstExchange, NotTried
+from ergon_framework.testing.suites.executor.under_test import (
+    ExecutorSubject,
+    FirstExchange,
+    NotTried,
+)
 from ergon_framework.testing.suites.framework import Check, expect, fail, register
 
 CHECKS: list[Check[ExecutorSubject]] = []

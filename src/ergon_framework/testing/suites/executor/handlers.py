@@ -12,7 +12,7 @@ from ergon_framework.testing.suites.executor.harness import (
     request,
     shown,
 )
-from ergon_framework.testing.suites.executor.subject import QUIET, ExecutorSubject
+from ergon_framework.testing.suites.executor.under_test import QUIET, ExecutorSubject
 from ergon_framework.testing.suites.framework import Check, expect, fail, register
 
 CHECKS: list[Check[ExecutorSubject]] = []

@@ -15,7 +15,7 @@ from ergon_framework.testing.suites.executor.harness import (
     shown,
     told,
 )
-from ergon_framework.testing.suites.executor.subject import QUIET, ExecutorSubject
+from ergon_framework.testing.suites.executor.under_test import QUIET, ExecutorSubject
 from ergon_framework.testing.suites.framework import Check, expect, fail, register
 
 CHECKS: list[Check[ExecutorSubject]] = []

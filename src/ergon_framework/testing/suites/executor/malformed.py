@@ -14,7 +14,7 @@ from ergon_framework.testing.suites.executor.harness import (
     present,
     shown,
 )
-from ergon_framework.testing.suites.executor.subject import ExecutorSubject
+from ergon_framework.testing.suites.executor.under_test import ExecutorSubject
 from ergon_framework.testing.suites.framework import Check, expect, fail, register
 
 CHECKS: list[Check[ExecutorSubject]] = []

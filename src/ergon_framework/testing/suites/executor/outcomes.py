@@ -14,7 +14,7 @@ from ergon_framework.testing.suites.executor.harness import (
     request,
     shown,
 )
-from ergon_framework.testing.suites.executor.subject import ExecutorSubject
+from ergon_framework.testing.suites.executor.under_test import ExecutorSubject
 from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[ExecutorSubject]] = []

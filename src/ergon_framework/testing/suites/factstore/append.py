@@ -15,7 +15,7 @@ from ergon_framework.ports.factstore import (
     Reference,
     StoredObject,
 )
-from ergon_framework.testing.suites.factstore.subject import (
+from ergon_framework.testing.suites.factstore.under_test import (
     INBOX,
     FactStoreSubject,
     added,

@@ -8,7 +8,7 @@ from itertools import chain
 
 from ergon_framework.errors import ConsumerHeldError, ObjectConflictError, StoreError
 from ergon_framework.ports.factstore import OUTBOUND, Appended, CapacityExceeded, Conflict, Outcome
-from ergon_framework.testing.suites.factstore.subject import (
+from ergon_framework.testing.suites.factstore.under_test import (
     PLENTY,
     FactStoreSubject,
     new,

@@ -6,7 +6,7 @@ from functools import partial
 
 from ergon_framework.errors import BoundaryNotFoundError, ConsumerHeldError
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.testing.suites.factstore.subject import (
+from ergon_framework.testing.suites.factstore.under_test import (
     INBOX,
     PLENTY,
     FactStoreSubject,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Flaw
-from ergon_framework.testing.suites.factstore.subject import (
+from ergon_framework.testing.suites.factstore.under_test import (
     INBOX,
     FactStoreSubject,
     offsets,

@@ -12,7 +12,7 @@ from typing import Any
 from ergon_framework.errors import ConsumerHeldError, StoreError
 from ergon_framework.ports.factstore import OUTBOUND, Conflict, FactStore, Flaw, Link
 from ergon_framework.testing.suites.factstore.append import is_marked
-from ergon_framework.testing.suites.factstore.subject import (
+from ergon_framework.testing.suites.factstore.under_test import (
     INBOX,
     PEER,
     PLENTY,

@@ -17,7 +17,7 @@ from ergon_framework.testing.suites.factstore.quarantine import CHECKS as QUARAN
 from ergon_framework.testing.suites.factstore.records import CHECKS as RECORDS_CHECKS
 from ergon_framework.testing.suites.factstore.replication import CHECKS as REPLICATION_CHECKS
 from ergon_framework.testing.suites.factstore.retention import CHECKS as RETENTION_CHECKS
-from ergon_framework.testing.suites.factstore.subject import (
+from ergon_framework.testing.suites.factstore.under_test import (
     Corrupt,
     FactStoreSubject,
     MakeStore,

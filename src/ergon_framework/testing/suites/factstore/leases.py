@@ -7,7 +7,7 @@ from typing import Any
 
 from ergon_framework.errors import ConsumerHeldError
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.testing.suites.factstore.subject import LEASE, FactStoreSubject, same
+from ergon_framework.testing.suites.factstore.under_test import LEASE, FactStoreSubject, same
 from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[FactStoreSubject]] = []

@@ -7,7 +7,7 @@ from functools import partial
 
 from ergon_framework.errors import ObjectConflictError
 from ergon_framework.ports.factstore import StoredObject
-from ergon_framework.testing.suites.factstore.subject import FactStoreSubject, added, new, same
+from ergon_framework.testing.suites.factstore.under_test import FactStoreSubject, added, new, same
 from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[FactStoreSubject]] = []

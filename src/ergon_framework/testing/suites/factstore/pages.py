@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ergon_framework.core.zone_link import Frontier
 from ergon_framework.ports.factstore import OUTBOUND, LogInfo
-from ergon_framework.testing.suites.factstore.subject import (
+from ergon_framework.testing.suites.factstore.under_test import (
     INBOX,
     PLENTY,
     FactStoreSubject,

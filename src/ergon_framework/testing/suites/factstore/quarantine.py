@@ -6,7 +6,7 @@ from functools import partial
 
 from ergon_framework.errors import BoundaryNotFoundError
 from ergon_framework.ports.factstore import OUTBOUND, Quarantined
-from ergon_framework.testing.suites.factstore.subject import FactStoreSubject, new, offsets, same
+from ergon_framework.testing.suites.factstore.under_test import FactStoreSubject, new, offsets, same
 from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[FactStoreSubject]] = []

@@ -36,7 +36,7 @@ from ergon_framework.ports.transfer import (
     ZoneEpochRecord,
     records_of,
 )
-from ergon_framework.testing.suites.factstore.subject import (
+from ergon_framework.testing.suites.factstore.under_test import (
     INBOX,
     FactStoreSubject,
     Ways,

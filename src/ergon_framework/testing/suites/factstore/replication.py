@@ -16,7 +16,7 @@ from ergon_framework.ports.factstore import (
     Quarantined,
 )
 from ergon_framework.testing.suites.factstore.append import MISSING, is_marked
-from ergon_framework.testing.suites.factstore.subject import (
+from ergon_framework.testing.suites.factstore.under_test import (
     INBOX,
     PEER,
     FactStoreSubject,

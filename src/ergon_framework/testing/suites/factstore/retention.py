@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from ergon_framework.ports.factstore import OUTBOUND, Gap
-from ergon_framework.testing.suites.factstore.subject import INBOX, FactStoreSubject, offsets, same
+from ergon_framework.testing.suites.factstore.under_test import (
+    INBOX,
+    FactStoreSubject,
+    offsets,
+    same,
+)
 from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[FactStoreSubject]] = []

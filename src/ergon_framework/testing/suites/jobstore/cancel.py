@@ -9,7 +9,7 @@ from ergon_framework.jobs.client import JobClient
 from ergon_framework.ports.flow import step_id
 from ergon_framework.ports.jobstore import CancelRequest, Topic
 from ergon_framework.testing.suites.framework import Check, expect, register
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,
     LEASE,

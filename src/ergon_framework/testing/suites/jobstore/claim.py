@@ -9,7 +9,7 @@ from ergon_framework.core.job import ExecutorMissing, JobStatus
 from ergon_framework.ports.jobstore import Search, WorkerRecord
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import Check, expect, register
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     FAILS_ONCE,
     FLAKY,
     LEASE,

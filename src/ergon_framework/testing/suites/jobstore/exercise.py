@@ -20,13 +20,13 @@ from ergon_framework.testing.suites.jobstore.records import CHECKS as RECORDS_CH
 from ergon_framework.testing.suites.jobstore.retention import CHECKS as RETENTION_CHECKS
 from ergon_framework.testing.suites.jobstore.schedules import CHECKS as SCHEDULES_CHECKS
 from ergon_framework.testing.suites.jobstore.settle import CHECKS as SETTLE_CHECKS
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.subscriptions import CHECKS as SUBSCRIPTIONS_CHECKS
+from ergon_framework.testing.suites.jobstore.under_test import (
     JobStoreSubject,
     MakeStore,
     Reopen,
     Spoil,
 )
-from ergon_framework.testing.suites.jobstore.subscriptions import CHECKS as SUBSCRIPTIONS_CHECKS
 from ergon_framework.testing.suites.jobstore.unique import CHECKS as UNIQUE_CHECKS
 from ergon_framework.testing.suites.jobstore.unreadable import CHECKS as UNREADABLE_CHECKS
 from ergon_framework.testing.suites.jobstore.versions import CHECKS as VERSIONS_CHECKS

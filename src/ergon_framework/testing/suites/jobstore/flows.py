@@ -24,7 +24,7 @@ from ergon_framework.jobs.newjob import new_job
 from ergon_framework.ports.flow import Flow, SignalOutcome, step_id
 from ergon_framework.ports.jobstore import FlowStore, Search, Settlement
 from ergon_framework.testing.suites.framework import Check, expect, fail, register
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     DAY,
     FAILS_FOR_GOOD,
     FAILS_ONCE,

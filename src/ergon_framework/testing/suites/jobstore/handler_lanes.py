@@ -12,7 +12,7 @@ from ergon_framework.ports.flow import step_id
 from ergon_framework.ports.jobstore import Job
 from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.jobstore.claim import named_by, worker_with
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     FAILS_ONCE,
     RELEASED,
     SUCCEEDED,

@@ -11,7 +11,7 @@ from ergon_framework.testing.suites.jobstore.rates import (
     expect_token_every_other_second,
     expect_token_for_every_start,
 )
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,
     RELEASED,

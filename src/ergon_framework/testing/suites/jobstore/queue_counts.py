@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from ergon_framework.core.job import CancelRequested, Event
 from ergon_framework.ports.jobstore import Queue
 from ergon_framework.testing.suites.framework import Check, expect, register
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,
     SUCCEEDED,

@@ -10,7 +10,7 @@ from typing import Any
 
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import expect
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     RELEASED,
     SUCCEEDED,
     JobStoreSubject,

@@ -38,7 +38,7 @@ from ergon_framework.ports.transfer import (
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.jobstore.schedules import schedule
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,
     LEASE,

@@ -13,7 +13,7 @@ from ergon_framework.ports.flow import Flow, step_id
 from ergon_framework.ports.jobstore import Job, Search
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import Check, expect, fail, register
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     DAY,
     FAILS_FOR_GOOD,
     SUCCEEDED,

@@ -9,7 +9,7 @@ from ergon_framework.core.unique import OnDuplicate
 from ergon_framework.ports.jobstore import Schedule, Search
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import Check, expect, register
-from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject, new, same
+from ergon_framework.testing.suites.jobstore.under_test import JobStoreSubject, new, same
 
 CHECKS: list[Check[JobStoreSubject]] = []
 check = register(CHECKS)

@@ -21,7 +21,7 @@ from ergon_framework.core.job import (
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import Check, expect, register
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     BAD,
     FAILS_FOR_GOOD,
     FAILS_ONCE,

@@ -11,7 +11,7 @@ from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import EnqueueResult, NewJob, Search
 from ergon_framework.ports.transfer import JobRecord, records_of
 from ergon_framework.testing.suites.framework import Check, expect, fail, register
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,
     SUCCEEDED,

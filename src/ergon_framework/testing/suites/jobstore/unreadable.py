@@ -5,7 +5,7 @@ from __future__ import annotations
 from ergon_framework.errors import DuplicateJobError, UnreadableJobError
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.testing.suites.framework import Check, expect, fail, register
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     DAY,
     FAILS_ONCE,
     LEASE,

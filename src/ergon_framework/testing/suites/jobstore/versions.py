@@ -10,7 +10,7 @@ from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import Queue
 from ergon_framework.ports.transfer import QueueRecord, records_of
 from ergon_framework.testing.suites.framework import Check, register
-from ergon_framework.testing.suites.jobstore.subject import (
+from ergon_framework.testing.suites.jobstore.under_test import (
     FAILS_ONCE,
     SUCCEEDED,
     WAIT,

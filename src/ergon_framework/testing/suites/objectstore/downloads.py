@@ -5,7 +5,7 @@ from __future__ import annotations
 from ergon_framework.errors import ErgonError
 from ergon_framework.ports.objectstore import Blob, Download
 from ergon_framework.testing.suites.framework import Check, expect, fail, register
-from ergon_framework.testing.suites.objectstore.subject import (
+from ergon_framework.testing.suites.objectstore.under_test import (
     MIB,
     ObjectStoreSubject,
     digest_of,

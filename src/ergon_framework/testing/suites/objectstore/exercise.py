@@ -12,7 +12,7 @@ from ergon_framework.testing.suites.objectstore.maintenance import CHECKS as MAI
 from ergon_framework.testing.suites.objectstore.resumed_uploads import (
     CHECKS as RESUMED_UPLOADS_CHECKS,
 )
-from ergon_framework.testing.suites.objectstore.subject import (
+from ergon_framework.testing.suites.objectstore.under_test import (
     Damage,
     MakeStore,
     ObjectStoreSubject,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ergon_framework.errors import DataLossError, StoreError
 from ergon_framework.testing.suites.framework import Check, expect, register
-from ergon_framework.testing.suites.objectstore.subject import (
+from ergon_framework.testing.suites.objectstore.under_test import (
     HOUR,
     MIB,
     ObjectStoreSubject,

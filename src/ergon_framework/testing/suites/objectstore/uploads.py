@@ -7,7 +7,7 @@ from functools import partial
 from ergon_framework.errors import ErgonError
 from ergon_framework.ports.objectstore import Blob
 from ergon_framework.testing.suites.framework import Check, expect, register
-from ergon_framework.testing.suites.objectstore.subject import (
+from ergon_framework.testing.suites.objectstore.under_test import (
     KIB,
     MIB,
     ObjectStoreSubject,

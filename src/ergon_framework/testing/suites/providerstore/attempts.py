@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ergon_framework.ports.providerstore import AttemptRow
 from ergon_framework.testing.suites.framework import Check, register
-from ergon_framework.testing.suites.providerstore.subject import (
+from ergon_framework.testing.suites.providerstore.under_test import (
     DEAD,
     FAILED,
     LANE,

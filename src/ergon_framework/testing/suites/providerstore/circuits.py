@@ -11,7 +11,7 @@ from dataclasses import replace
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
 from ergon_framework.ports.providerstore import ALL_TENANTS, LaneFailure, LaneState
 from ergon_framework.testing.suites.framework import Check, expect, register
-from ergon_framework.testing.suites.providerstore.subject import (
+from ergon_framework.testing.suites.providerstore.under_test import (
     FAILED,
     LANE,
     NEIGHBOURS,

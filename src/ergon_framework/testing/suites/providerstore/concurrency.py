@@ -16,7 +16,7 @@ from ergon_framework.ports.providerstore import (
     RecordBatch,
 )
 from ergon_framework.testing.suites.framework import Check, expect, register
-from ergon_framework.testing.suites.providerstore.subject import (
+from ergon_framework.testing.suites.providerstore.under_test import (
     BESIDE,
     CLOCK,
     DEAD,

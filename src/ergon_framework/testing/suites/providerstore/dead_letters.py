@@ -6,7 +6,7 @@ from functools import partial
 
 from ergon_framework.ports.providerstore import DeadLetter, LetterStatus, StoredLetter
 from ergon_framework.testing.suites.framework import Check, expect, register
-from ergon_framework.testing.suites.providerstore.subject import (
+from ergon_framework.testing.suites.providerstore.under_test import (
     CLOCK,
     OTHER_TENANT,
     TENANT,

@@ -14,7 +14,7 @@ from ergon_framework.testing.suites.providerstore.health import CHECKS as HEALTH
 from ergon_framework.testing.suites.providerstore.idempotency import CHECKS as IDEMPOTENCY_CHECKS
 from ergon_framework.testing.suites.providerstore.maintenance import CHECKS as MAINTENANCE_CHECKS
 from ergon_framework.testing.suites.providerstore.quotas import CHECKS as QUOTAS_CHECKS
-from ergon_framework.testing.suites.providerstore.subject import (
+from ergon_framework.testing.suites.providerstore.under_test import (
     OpenBeside,
     OpenStore,
     ProviderStoreSubject,

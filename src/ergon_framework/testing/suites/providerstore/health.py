@@ -9,7 +9,7 @@ from random import Random
 from ergon_framework.core.quota import QuotaUsage
 from ergon_framework.ports.providerstore import ALL_TENANTS, AttemptRow, LaneKey
 from ergon_framework.testing.suites.framework import Check, expect, register
-from ergon_framework.testing.suites.providerstore.subject import (
+from ergon_framework.testing.suites.providerstore.under_test import (
     CLOCK,
     DEAD,
     FAILED,

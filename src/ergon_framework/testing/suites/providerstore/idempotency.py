@@ -6,7 +6,7 @@ from typing import Any
 
 from ergon_framework.ports.providerstore import ClaimState, KeyClaimResult, ResultNote
 from ergon_framework.testing.suites.framework import Check, register
-from ergon_framework.testing.suites.providerstore.subject import (
+from ergon_framework.testing.suites.providerstore.under_test import (
     CLOCK,
     DAY,
     HOUR,

@@ -12,7 +12,7 @@ from ergon_framework.core.quota import QuotaUsage
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import ClaimState, LetterStatus
 from ergon_framework.testing.suites.framework import Check, expect, register
-from ergon_framework.testing.suites.providerstore.subject import (
+from ergon_framework.testing.suites.providerstore.under_test import (
     CLOCK,
     DAY,
     FAILED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ergon_framework.core.quota import QuotaUsage, QuotaWindow
 from ergon_framework.ports.providerstore import QuotaGrant
 from ergon_framework.testing.suites.framework import Check, expect, register
-from ergon_framework.testing.suites.providerstore.subject import (
+from ergon_framework.testing.suites.providerstore.under_test import (
     CLOCK,
     DAY,
     HOUR,

@@ -27,9 +27,9 @@ from ergon_framework.ports.providerstore import (
     StoredLetter,
 )
 from ergon_framework.providers.stores.database import ProviderDatabase
-from ergon_framework.providers.stores.sql_attempts import MAX_REMEMBERED_LANES, AttemptTables
-from ergon_framework.providers.stores.sql_lanes import LaneTables
-from ergon_framework.providers.stores.sql_tasks import DeadLetterTable, KeyTable
+from ergon_framework.providers.stores.sql.attempts import MAX_REMEMBERED_LANES, AttemptTables
+from ergon_framework.providers.stores.sql.gates import LaneTables
+from ergon_framework.providers.stores.sql.keys_and_dead_letters import DeadLetterTable, KeyTable
 
 
 class SqlProviderStore:

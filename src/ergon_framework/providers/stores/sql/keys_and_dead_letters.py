@@ -30,7 +30,7 @@ from ergon_framework.providers.stores.database import (
     prune_rows,
     truncated,
 )
-from ergon_framework.providers.stores.planning import (
+from ergon_framework.providers.stores.key_claims import (
     KeyRecord,
     LeaseLeft,
     after_clock_set_back,

@@ -34,15 +34,15 @@ from ergon_framework.providers.stores.database import (
     prune_rows,
     truncated,
 )
-from ergon_framework.providers.stores.planning import (
+from ergon_framework.providers.stores.key_claims import (
     MINUTE,
     LaneChanges,
     first_minute,
     minute_of,
     roll_up,
 )
-from ergon_framework.providers.stores.sql_lanes import breaker_of, new_id
-from ergon_framework.providers.stores.sql_tasks import add_letters
+from ergon_framework.providers.stores.sql.gates import breaker_of, new_id
+from ergon_framework.providers.stores.sql.keys_and_dead_letters import add_letters
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.storage.sql_files import load
 
