@@ -141,7 +141,7 @@ def test_a_fault_that_is_borne_wrongly_is_rejected(
 def test_a_planted_bug_is_rejected(bug: type[delivery.Honest], check: str) -> None:
     """Each bug is rejected, by the check that is about it."""
     with pytest.raises(ConnectorSuiteError) as caught:
-        exercise_connector(bug, order="strict", skip=all_but(check), patience=1.0)
+        exercise_connector(bug, order="strict", skip=all_but(check), patience=0.5)
     assert caught.value.report.failed == (check,)
 
 
@@ -173,7 +173,9 @@ def test_a_lesser_bug_is_named(bug: type[delivery.Honest], check: str) -> None:
 
 def test_a_bug_is_rejected_among_all_checks() -> None:
     """The whole suite goes on after a failed check, and the report has them all."""
-    report = exercise_connector(settlement.LosesOnRelease, order="strict", raises=False)
+    report = exercise_connector(
+        settlement.LosesOnRelease, order="strict", raises=False, patience=0.3
+    )
     assert {"release_redelivers", "settles_concurrently"} <= set(report.failed)
     assert {"ack_forgets", "closes_twice"} <= set(report.passed)
 
@@ -208,7 +210,7 @@ def test_an_honest_async_connector_passes() -> None:
 )
 def test_a_planted_async_bug_is_rejected(bug: type[settlement.HonestAsync], check: str) -> None:
     """Bugs that only asyncio can have are found."""
-    report = exercise_connector(bug, skip=all_but(check), raises=False)
+    report = exercise_connector(bug, skip=all_but(check), raises=False, patience=1.0)
     assert report.failed == (check,)
 
 

@@ -212,7 +212,9 @@ def test_colours_are_told_apart() -> None:
         async def fetch_transactions_async(self, batch_size: int, **extra: Any) -> Any:
             return self.fetch_transactions(batch_size, **extra)[:0]
 
-    report = exercise_connector(HalfBroken, colour="both", skip=ALL_BUT_ONE, raises=False)
+    report = exercise_connector(
+        HalfBroken, colour="both", skip=ALL_BUT_ONE, raises=False, patience=0.3
+    )
     assert [one.colour for one in report.failures()] == ["async"]
 
 

@@ -26,7 +26,7 @@ def dispatch_accepts_any_iterable(s: ConnectorSubject) -> None:
     """Transactions may be dispatched from a generator."""
     given = some(3)
     s.call("dispatch", (each for each in given))
-    expect(sorted(ids_of(s.drain())) == ids_of(given), "not everything arrived")
+    expect(sorted(ids_of(s.drain(expected=3))) == ids_of(given), "not everything arrived")
 
 
 @check("dispatch")
@@ -42,7 +42,7 @@ def unserialisable_payload_is_refused(s: ConnectorSubject) -> None:
     bad = one(_unserialisable())
     error = s.refusal(lambda: s.call("dispatch", [bad]))
     if error is None:
-        came = [s.payload_of(each) for each in s.drain()]
+        came = [s.payload_of(each) for each in s.drain(expected=1)]
         expect(came == [bad.payload], "it was accepted, and did not come back as it was")
         return
     expect(isinstance(error, PayloadError), f"it raised {type(error).__name__}")
@@ -56,7 +56,7 @@ def refused_payload_loses_nothing(s: ConnectorSubject) -> None:
     s.call("dispatch", before)
     s.refusal(lambda: s.call("dispatch", [Transaction("bad", _unserialisable())]))
     s.call("dispatch", after)
-    missing = set(ids_of(before + after)) - set(ids_of(s.drain()))
+    missing = set(ids_of(before + after)) - set(ids_of(s.drain(expected=4)))
     expect(not missing, f"lost: {sorted(missing)}")
 
 
@@ -82,8 +82,8 @@ def dispatches_concurrently(s: ConnectorSubject) -> None:
     """Dispatches from several threads or tasks at once all arrive, each exactly once."""
     batches = [some(3, f"batch{n}-") for n in range(6)]
     s.together([("dispatch", batch) for batch in batches])
-    came = Counter(ids_of(s.drain()))
     given = Counter(each for batch in batches for each in ids_of(batch))
+    came = Counter(ids_of(s.drain(expected=given.total())))
     expect(came == given, f"{given.total()} were dispatched, {came.total()} came")
 
 
@@ -92,7 +92,7 @@ def dispatch_keeps_the_order_of_a_batch(s: ConnectorSubject) -> None:
     """The transactions of one dispatch come in the order they were given in."""
     given = some(9)
     s.call("dispatch", given)
-    expect(ids_of(s.drain(2)) == ids_of(given), "they came in another order")
+    expect(ids_of(s.drain(2, expected=9)) == ids_of(given), "they came in another order")
 
 
 @check("dispatch", "unique_ids")
@@ -101,7 +101,8 @@ def same_again_changes_nothing(s: ConnectorSubject) -> None:
     given = some(2)
     s.call("dispatch", [*given, given[0]])
     s.call("dispatch", given)
-    expect(sorted(ids_of(s.drain())) == ids_of(given), "something came twice, or not at all")
+    came = ids_of(s.drain(expected=2))
+    expect(sorted(came) == ids_of(given), "something came twice, or not at all")
     s.call("dispatch", given)
     expect(s.drain() == [], "it came again, although it was done with")
 
@@ -113,7 +114,7 @@ def other_content_under_an_id_is_refused(s: ConnectorSubject) -> None:
     error = s.refusal(lambda: s.call("dispatch", [Transaction("same", {"n": 2})]))
     expect(error, "it was accepted")
     expect("same" in str(error), "the error does not name the id")
-    came = [s.payload_of(each) for each in s.drain()]
+    came = [s.payload_of(each) for each in s.drain(expected=1)]
     expect(came == [{"n": 1}], "the first one did not come as it was")
 
 

@@ -46,7 +46,7 @@ def batch_is_iterable_or_none(s: ConnectorSubject) -> None:
 def delivers_transactions_only(s: ConnectorSubject) -> None:
     """Everything delivered is a Transaction."""
     s.put(some(3))
-    for item in s.drain():
+    for item in s.drain(expected=3):
         expect(isinstance(item, Transaction), f"it delivered a {type(item).__name__}")
 
 
@@ -71,7 +71,7 @@ def batch_size_is_respected(s: ConnectorSubject) -> None:
 def large_batch_size_takes_what_there_is(s: ConnectorSubject) -> None:
     """A batch_size above what waits gives what waits, without waiting for more."""
     s.put(some(3))
-    expect(s.fetch(1000), "three were waiting, and nothing came")
+    expect(s.drain(1000, expected=1), "three were waiting, and nothing came")
 
 
 @check(required=False)
@@ -93,7 +93,7 @@ def delivers_everything(s: ConnectorSubject) -> None:
     """Whatever was put in comes out."""
     given = some(25)
     s.put(given)
-    missing = Counter(ids_of(given)) - Counter(ids_of(s.drain(4)))
+    missing = Counter(ids_of(given)) - Counter(ids_of(s.drain(4, expected=25)))
     expect(not missing, f"lost: {sorted(missing)}")
 
 
@@ -101,7 +101,7 @@ def delivers_everything(s: ConnectorSubject) -> None:
 def runs_dry(s: ConnectorSubject) -> None:
     """When everything was delivered and acknowledged, nothing more comes."""
     s.put(some(5))
-    s.drain(2)
+    s.drain(2, expected=5)
     expect(s.drain() == [], "something came although everything was done with")
 
 
@@ -111,7 +111,7 @@ def first_in_first_out(s: ConnectorSubject) -> None:
     given = some(12)
     s.put(given[:6])
     s.put(given[6:])
-    expect(ids_of(s.drain(5)) == ids_of(given), "they came in another order")
+    expect(ids_of(s.drain(5, expected=12)) == ids_of(given), "they came in another order")
 
 
 @check("put")
@@ -129,7 +129,7 @@ def no_double_delivery(s: ConnectorSubject) -> None:
 def same_id_twice_is_delivered_twice(s: ConnectorSubject) -> None:
     """Ids may repeat over time: two transactions with one id are both delivered."""
     s.put([Transaction("same", 1), Transaction("other", 2), Transaction("same", 3)])
-    payloads = sorted(s.payload_of(each) for each in s.drain())
+    payloads = sorted(s.payload_of(each) for each in s.drain(expected=3))
     expect(payloads == [1, 2, 3], f"{len(payloads)} of 3 came")
 
 

@@ -28,7 +28,7 @@ def counts_what_waits(s: ConnectorSubject) -> None:
     s.put(some(4))
     count = s.call("count")
     expect(count == 4, f"four were waiting, and it counted {count}")
-    s.drain()
+    s.drain(expected=4)
     expect(s.call("count") == 0, "everything was done with, and it still counts something")
 
 
@@ -40,7 +40,7 @@ def finds_by_id(s: ConnectorSubject) -> None:
     found = s.call("by_id", "t1")
     expect(isinstance(found, Transaction), f"it found {type(found).__name__}")
     expect(s.payload_of(found) == given[1].payload, "it found another one")
-    expect(len(s.drain()) == 3, "looking took something away")
+    expect(len(s.drain(expected=3)) == 3, "looking took something away")
 
 
 @check("put", "by_id")
@@ -91,7 +91,7 @@ def cancelled_fetch_loses_nothing(s: ConnectorSubject) -> None:
     kept: list[Any] = []
     for steps in range(4):
         kept += s.run(partial(_fetch_and_cancel, s, steps), "a cancelled fetch")
-    came = Counter(ids_of(kept)) + Counter(ids_of(s.drain()))
+    came = Counter(ids_of([*kept, *s.drain(expected=len(given) - len(kept))]))
     expect(came == Counter(ids_of(given)), f"{len(given)} were waiting, {came.total()} came")
 
 

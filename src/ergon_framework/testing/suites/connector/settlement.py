@@ -28,7 +28,7 @@ def ack_forgets(s: ConnectorSubject) -> None:
     done = s.take(2)
     for transaction in done:
         s.call("ack", transaction)
-    again = set(ids_of(done)) & set(ids_of(s.drain()))
+    again = set(ids_of(done)) & set(ids_of(s.drain(expected=2)))
     expect(not again, f"delivered again after ack: {sorted(again)}")
 
 
@@ -38,7 +38,7 @@ def nack_does_not_redeliver(s: ConnectorSubject) -> None:
     s.put(some(3))
     bad = s.take(1)[0]
     s.call("nack", bad, ValueError(REASON))
-    rest = ids_of(s.drain())
+    rest = ids_of(s.drain(expected=2))
     expect(bad.transaction_id not in rest, "delivered again after nack")
     expect(len(rest) == 2, f"two more were waiting, and {rest} came")
 
@@ -60,7 +60,7 @@ def release_redelivers(s: ConnectorSubject) -> None:
     s.put(some(3))
     taken = s.take(3)
     s.call("release", taken[1])
-    again = ids_of(s.drain())
+    again = ids_of(s.drain(expected=1))
     expect(taken[1].transaction_id in again, "it did not come back")
 
 
@@ -70,7 +70,7 @@ def release_leaves_the_others_alone(s: ConnectorSubject) -> None:
     s.put(some(4))
     taken = s.take(4)
     s.call("release", taken[2])
-    others = set(ids_of(s.drain())) - {taken[2].transaction_id}
+    others = set(ids_of(s.drain(expected=1))) - {taken[2].transaction_id}
     expect(not others, f"delivered while in flight: {sorted(others)}")
 
 
@@ -93,7 +93,7 @@ def releases_again_and_again(s: ConnectorSubject) -> None:
     s.put(some(1))
     for _ in range(3):
         s.call("release", s.take(1)[0])
-    expect(len(s.drain()) == 1, "it did not come back after three releases")
+    expect(len(s.drain(expected=1)) == 1, "it did not come back after three releases")
 
 
 @check("put", "release", "strict_order")
@@ -104,7 +104,7 @@ def release_restores_order(s: ConnectorSubject) -> None:
     taken = s.take(4)
     for index in (2, 0, 3, 1):
         s.call("release", taken[index])
-    expect(ids_of(s.drain()) == ids_of(given), "they came back in another order")
+    expect(ids_of(s.drain(expected=4)) == ids_of(given), "they came back in another order")
 
 
 @check("put", "ack", required=False)
@@ -126,7 +126,7 @@ def second_settlement_does_no_harm(s: ConnectorSubject) -> None:
         s.call(verb, by_payload[payload])
         _refusal(s, verb, by_payload[payload])
     s.call("release", by_payload[2])
-    came = sorted(s.payload_of(each) for each in s.drain())
+    came = sorted(s.payload_of(each) for each in s.drain(expected=2))
     expect(came == [2, 3], f"two were released, and {len(came)} came")
 
 
@@ -148,7 +148,7 @@ def settling_the_unknown_is_refused(s: ConnectorSubject) -> None:
         if verb in s.methods:
             error = _refusal(s, verb, one("never delivered"))
             expect(error, f"{verb} of a transaction that was never delivered was accepted")
-    expect(len(s.drain()) == 2, "what was waiting is no longer what was put in")
+    expect(len(s.drain(expected=2)) == 2, "what was waiting is no longer what was put in")
 
 
 @check("put", "ack", "release", "repeating_ids")
@@ -158,7 +158,7 @@ def same_ids_settle_separately(s: ConnectorSubject) -> None:
     by_payload = {s.payload_of(each): each for each in s.take(2)}
     s.call("ack", by_payload["done"])
     s.call("release", by_payload["again"])
-    came = [s.payload_of(each) for each in s.drain()]
+    came = [s.payload_of(each) for each in s.drain(expected=1)]
     expect(came == ["again"], f"one was released, and {came} came")
 
 
@@ -173,7 +173,7 @@ def settles_concurrently(s: ConnectorSubject) -> None:
         + [("nack", each, ValueError(REASON)) for each in nacked]
         + [("release", each) for each in released]
     )
-    came = Counter(ids_of(s.drain()))
+    came = Counter(ids_of(s.drain(expected=len(released))))
     expect(came == Counter(ids_of(released)), f"{len(released)} were released, {len(came)} came")
     if "dead" in s.capabilities:
         dead = Counter(each for each, _ in s.dead())
@@ -199,7 +199,7 @@ def parked_waits_for_its_time(s: ConnectorSubject) -> None:
     s.put(some(3))
     parked = s.take(1)[0]
     s.call("release_after", parked, LONG)
-    came = ids_of(s.drain())
+    came = ids_of(s.drain(expected=2))
     expect(parked.transaction_id not in came, f"parked for {LONG:g} s, and it came at once")
     expect(len(came) == 2, f"two more were waiting, and {came} came")
 

@@ -13,8 +13,7 @@ from ergon_framework.testing.suites.drivers import CheckCaller, outcome
 from ergon_framework.testing.suites.framework import CheckFailed, expect, fail
 
 POLLS = 3  # so many empty fetches in a row mean that there is nothing
-SHOWS_WITHIN = 1.0  # seconds: some brokers tell consumers of a new message a while after storing it
-MOST_FETCHES = 50  # a connector that never runs dry is stopped here
+MOST_BATCHES = 50  # a connector that never runs dry is stopped here
 _PAUSE = 0.02
 
 SYNC = {
@@ -153,37 +152,46 @@ class ConnectorSubject:
     def take(self, count: int) -> list[Transaction]:
         """Exactly ``count`` transactions, in as many fetches as it needs; none is settled."""
         taken: list[Transaction] = []
-        empties, last = 0, time.monotonic()
-        while len(taken) < count and (empties < POLLS or time.monotonic() - last < SHOWS_WITHIN):
-            batch = self.fetch(count - len(taken))
+        while len(taken) < count:
+            batch = self._fetch_waiting(count - len(taken), self.patience)
+            if not batch:
+                break
             taken += batch
-            if batch:
-                empties, last = 0, time.monotonic()
-                continue
-            empties += 1
-            if empties >= POLLS:
-                time.sleep(_PAUSE)
         expect(
             len(taken) == count,
             f"{count} were waiting, but {len(taken)} came: {ids_of(taken)}",
         )
         return taken
 
-    def drain(self, batch_size: int = 10) -> list[Transaction]:
-        """Everything that waits, acknowledged where the connector settles."""
+    def drain(self, batch_size: int = 10, *, expected: int = 0) -> list[Transaction]:
+        """Everything that waits, acknowledged where the connector settles.
+
+        ``expected`` is how many must come; a slow broker is given time for these. What comes
+        beyond them is drained too.
+        """
         drained: list[Transaction] = []
-        empties = 0
-        for _ in range(MOST_FETCHES):
-            batch = self.fetch(batch_size)
-            empties = 0 if batch else empties + 1
-            if empties == POLLS:
+        for _ in range(MOST_BATCHES):
+            patience = self.patience if len(drained) < expected else 0.0
+            batch = self._fetch_waiting(batch_size, patience)
+            if not batch:
                 return drained
             drained += batch
             for transaction in batch if "ack" in self.methods else []:
                 self.call("ack", transaction)
         return fail(
-            f"the connector still delivers after {MOST_FETCHES} fetches: {ids_of(drained[-3:])}"
+            f"the connector still delivers after {MOST_BATCHES} fetches: {ids_of(drained[-3:])}"
         )
+
+    def _fetch_waiting(self, batch_size: int, patience: float) -> list[Transaction]:
+        """The next batch that is not empty; an empty one when nothing comes for so long."""
+        empties, until = 0, time.monotonic() + patience
+        while empties < POLLS or time.monotonic() < until:
+            if batch := self.fetch(batch_size):
+                return batch
+            empties += 1
+            if empties >= POLLS:
+                time.sleep(_PAUSE)
+        return []
 
     def payload_of(self, transaction: Transaction) -> Any:
         """The payload as it was before it was given the connector's shape."""
