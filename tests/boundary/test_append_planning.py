@@ -16,11 +16,11 @@ from ergon_framework.boundary.factstore.hashchain import PreparedFact, prepare
 from ergon_framework.ports.factstore import (
     OUTBOUND,
     Appended,
+    AppendOutcome,
     CapacityExceeded,
     Conflict,
     MissingReference,
     NewFact,
-    Outcome,
     Reference,
 )
 
@@ -65,7 +65,9 @@ def fact(message_id: str, body: bytes = b"0123456789", **fields: object) -> Prep
     return prepare(OUTBOUND, new)
 
 
-def appended(target: Target, *facts: PreparedFact, capacity: int | None = None) -> list[Outcome]:
+def appended(
+    target: Target, *facts: PreparedFact, capacity: int | None = None
+) -> list[AppendOutcome]:
     """The outcomes of one append."""
     return AppendPlanner(target).append(OUTBOUND, facts, capacity)
 

@@ -16,8 +16,8 @@ import pytest
 from ergon_framework.boundary.client import outbox_drain
 from ergon_framework.boundary.client.outbox import DrainEnd, Outbox
 from ergon_framework.boundary.client.outbox_drain import (
+    DrainEffect,
     DrainReport,
-    Effect,
     ProducerCall,
     Rest,
     SpoolWork,
@@ -77,7 +77,7 @@ def play(
     """Drain without a clock: waits are written down and over at once; too many are the end."""
     rests: list[Rest] = []
 
-    def perform(effect: Effect) -> Any:
+    def perform(effect: DrainEffect) -> Any:
         if isinstance(effect, SpoolWork):
             return effect.work()
         if isinstance(effect, ProducerCall):

@@ -20,7 +20,7 @@ from ergon_framework.errors import (
     NodeUnavailableError,
     StoreUnavailableError,
 )
-from ergon_framework.ports.factstore import BeforeWait, NewFact, Outcome
+from ergon_framework.ports.factstore import AppendOutcome, BeforeWait, NewFact
 from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 from tests.boundary.test_zone_concurrent_producers import WAIT, message
 
@@ -58,7 +58,7 @@ class Slow(MemoryFactStore):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         """Append, and wait."""
         self.sizes.append(len(facts))
         outcomes = super().append(log, facts, capacity=capacity)

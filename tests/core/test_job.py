@@ -20,13 +20,13 @@ from ergon_framework.core.job import (
     CancelRequested,
     Discarded,
     EditRequested,
-    Event,
     ExecutorMissing,
     Expired,
     Failed,
     HandlerMissing,
     HeldBack,
     InvalidTransition,
+    JobEvent,
     JobRule,
     JobSnapshot,
     JobStatus,
@@ -50,7 +50,7 @@ RULE = JobRule(RetryRule(3, Backoff(10.0), JOB_RETRIES), max_deliveries=5, held_
 RUNNING = JobSnapshot(ACTIVE, attempts=0, deliveries=1)
 FLAKY = Failure(Kind.TRANSIENT, "flaky", "it did not answer")
 
-EVENTS: list[Event] = [
+EVENTS: list[JobEvent] = [
     Succeeded(),
     Signalled(),
     Discarded("pointless"),
@@ -78,7 +78,7 @@ EVENTS: list[Event] = [
 @pytest.mark.req("JOBS:store")
 def test_the_table_knows_every_event() -> None:
     """An event that is not in the table could not be refused."""
-    assert set(ALLOWED) == set(get_args(Event)) == {type(seen) for seen in EVENTS}
+    assert set(ALLOWED) == set(get_args(JobEvent)) == {type(seen) for seen in EVENTS}
 
 
 def test_the_table_by_hand() -> None:
@@ -120,7 +120,7 @@ def test_a_discarded_job_has_completed_and_says_why() -> None:
 
 @pytest.mark.parametrize("status", JobStatus)
 @pytest.mark.parametrize("seen", EVENTS, ids=lambda seen: type(seen).__name__)
-def test_every_event_in_every_state(seen: Event, status: JobStatus) -> None:
+def test_every_event_in_every_state(seen: JobEvent, status: JobStatus) -> None:
     """Whatever happens in whatever state is either applied or refused by name."""
     for attempts, deliveries, is_charged in itertools.product((0, 1, 2), (1, 5), (False, True)):
         tally = JobSnapshot(status, attempts, deliveries, 0, is_charged)
@@ -297,7 +297,9 @@ def test_an_expired_lease() -> None:
         (ProcessDied(was_alone=False), False),
     ],
 )
-def test_a_job_that_must_not_run_twice_ends_when_it_is_lost(seen: Event, is_charged: bool) -> None:
+def test_a_job_that_must_not_run_twice_ends_when_it_is_lost(
+    seen: JobEvent, is_charged: bool
+) -> None:
     """Nobody knows whether a delivery without an outcome ran the job: it is left to an operator."""
     rule = replace(RULE, retry=replace(RULE.retry, on=JOB_RETRIES - {Kind.LOST}))
     move = next_transition(JobSnapshot(ACTIVE, 0, 1, 0, is_charged=is_charged), seen, rule)
@@ -318,7 +320,7 @@ def test_a_job_that_must_not_run_twice_goes_back_when_it_was_not_begun() -> None
     [LeaseExpired(), ProcessDied(was_alone=False), Failed(FLAKY, is_written=False), Unread(3.0)],
     ids=["rescued", "shared a process", "never written", "never read"],
 )
-def test_a_poison_job_ends(seen: Event) -> None:
+def test_a_poison_job_ends(seen: JobEvent) -> None:
     """A job that is delivered again and again without an outcome is dead-lettered."""
     assert next_transition(JobSnapshot(ACTIVE, 0, 4), seen, RULE).status is not FAILED
     move = next_transition(JobSnapshot(ACTIVE, 0, 5), seen, RULE)
@@ -371,7 +373,7 @@ def test_hurried(status: JobStatus) -> None:
     ("status", "seen"),
     [(FAILED, RequeueRequested()), (FAILED, RunRequested()), (CANCELLED, RunRequested())],
 )
-def test_requeued(status: JobStatus, seen: Event) -> None:
+def test_requeued(status: JobStatus, seen: JobEvent) -> None:
     """A job that is sent back begins anew."""
     move = next_transition(JobSnapshot(status, 3, 8, 2), seen, RULE)
     assert (move.status, move.event, move.is_reset) == (PENDING, "requeued", True)

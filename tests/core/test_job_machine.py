@@ -23,13 +23,13 @@ from ergon_framework.core.job import (
     JOB_RETRIES,
     WHY_ENDED,
     CancelRequested,
-    Event,
     ExecutorMissing,
     Expired,
     Failed,
     HandlerMissing,
     HeldBack,
     InvalidTransition,
+    JobEvent,
     JobRule,
     JobSnapshot,
     JobStatus,
@@ -48,7 +48,7 @@ from ergon_framework.core.retry import MAX_DELAY, Backoff, GiveUp, RetryAfter, R
 
 ACTIVE = JobStatus.ACTIVE
 WAITING = (JobStatus.PENDING, JobStatus.RETRYING)
-JOB_EVENTS: list[Event] = [
+JOB_EVENTS: list[JobEvent] = [
     Expired(),
     ExecutorMissing("x"),
     CancelRequested(),
@@ -130,7 +130,7 @@ class Model:
 @repeatable
 @given(job_rules, reports | st.just(Succeeded()), st.integers(0, 5), st.booleans(), dice)
 def test_whatever_happens_to_a_job_that_is_to_be_cancelled_ends_it(
-    job_rule: JobRule, seen: Event, attempts: int, is_charged: bool, roll: float
+    job_rule: JobRule, seen: JobEvent, attempts: int, is_charged: bool, roll: float
 ) -> None:
     """It completes, or it is cancelled; its counters are what they would have been."""
     tally = JobSnapshot(ACTIVE, attempts, attempts + 1, 0, is_charged)
@@ -148,7 +148,7 @@ def test_whatever_happens_to_a_job_that_is_to_be_cancelled_ends_it(
 @repeatable
 @given(job_rules, reports, st.integers(0, 5), st.integers(0, 9), st.booleans(), dice)
 def test_a_report_moves_little(
-    job_rule: JobRule, seen: Event, attempts: int, deliveries: int, is_charged: bool, roll: float
+    job_rule: JobRule, seen: JobEvent, attempts: int, deliveries: int, is_charged: bool, roll: float
 ) -> None:
     """A report adds at most one attempt and at most one excuse, and never both."""
     tally = JobSnapshot(ACTIVE, attempts, deliveries + 1, 1, is_charged)
@@ -169,7 +169,7 @@ def test_a_report_moves_little(
 @repeatable
 @given(job_rules, excusing, st.integers(0, 5), st.integers(0, 99), st.booleans(), dice)
 def test_what_was_nobodys_fault_costs_nothing(
-    job_rule: JobRule, seen: Event, attempts: int, deliveries: int, is_charged: bool, roll: float
+    job_rule: JobRule, seen: JobEvent, attempts: int, deliveries: int, is_charged: bool, roll: float
 ) -> None:
     """Held, given back, or sent to a process that was not up: no charge, and never the end."""
     move = next_transition(
@@ -200,7 +200,7 @@ def test_a_failed_attempt_is_judged_by_the_one_judge(
 @repeatable
 @given(job_rules, st.lists(st.tuples(failing, st.booleans(), dice), min_size=9, max_size=9))
 def test_failing_deliveries_come_to_an_end(
-    job_rule: JobRule, lives: list[tuple[Event, bool, float]]
+    job_rule: JobRule, lives: list[tuple[JobEvent, bool, float]]
 ) -> None:
     """However its deliveries fail, a job has no more of them than it may have."""
     job = Model()
@@ -217,7 +217,7 @@ def test_failing_deliveries_come_to_an_end(
 @repeatable
 @given(job_rules, st.lists(st.tuples(reports, st.booleans(), dice), max_size=40))
 def test_excused_deliveries_do_not_count(
-    job_rule: JobRule, lives: list[tuple[Event, bool, float]]
+    job_rule: JobRule, lives: list[tuple[JobEvent, bool, float]]
 ) -> None:
     """Of the deliveries that were not excused there are never more than allowed."""
     job = Model()
@@ -241,7 +241,7 @@ class JobMachine(RuleBasedStateMachine):
         self.job = Model()
         self.charges = 0  # since it last began
 
-    def see(self, seen: Event, roll: float = 0.5) -> Transition:
+    def see(self, seen: JobEvent, roll: float = 0.5) -> Transition:
         """What the machine makes of an event that may happen."""
         before = self.job.snapshot()
         move = next_transition(before, seen, self.rule, roll)
@@ -265,7 +265,7 @@ class JobMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.job.status is ACTIVE)
     @rule(seen=reports, roll=dice)
-    def report(self, seen: Event, roll: float) -> None:
+    def report(self, seen: JobEvent, roll: float) -> None:
         """Something other than a success."""
         move = self.see(seen, roll)
         assert move.status in {*WAITING, JobStatus.FAILED}
@@ -277,7 +277,7 @@ class JobMachine(RuleBasedStateMachine):
         assert self.see(Succeeded()).status is JobStatus.COMPLETED
 
     @rule(seen=st.sampled_from(JOB_EVENTS))
-    def meddle(self, seen: Event) -> None:
+    def meddle(self, seen: JobEvent) -> None:
         """An operator or a clock, whether or not the state allows it."""
         before = dataclasses.replace(self.job.snapshot())
         was_final = self.job.status.is_final
@@ -291,7 +291,7 @@ class JobMachine(RuleBasedStateMachine):
             assert (move.is_reset, move.status) == (True, JobStatus.PENDING)
 
     @rule(seen=reports)
-    def report_late(self, seen: Event) -> None:
+    def report_late(self, seen: JobEvent) -> None:
         """A report of a job that does not run is refused."""
         if self.job.status is not ACTIVE:
             with pytest.raises(InvalidTransition):

@@ -25,12 +25,12 @@ from ergon_framework.core.transaction_lifecycle import (
     RETURNED,
     STOPPED,
     WOKE,
-    Action,
     CallHook,
     End,
     Ending,
-    Event,
+    LifecycleAction,
     LifecycleCursor,
+    LifecycleEvent,
     LifecycleRule,
     LifecycleStep,
     Raised,
@@ -123,14 +123,14 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.path: list[LifecycleStep] = []  # the steps in the order in which they were entered
         self.ends: list[End] = []
         self.cause: Failure | None = None  # the failure that led to the exception phase
-        self.action: Action | None = None
+        self.action: LifecycleAction | None = None
         self.deadline_at = deadline(self.rule, self.cursor)
         self.step_began_at = self.now
         assert self.send(BEGAN, 0.0, 0.5) == CallHook(
             LifecycleStep.PROCESS, 0, self.steps[LifecycleStep.PROCESS].timeout
         )
 
-    def send(self, event: Event, passed: float, roll: float) -> Action:
+    def send(self, event: LifecycleEvent, passed: float, roll: float) -> LifecycleAction:
         """Let time pass, ask the machine, and write down what it says."""
         self.now += passed
         before = self.path[-1] if self.path else None
@@ -194,7 +194,9 @@ class LifecycleMachine(RuleBasedStateMachine):
         else:
             self.attempt_failed(step, failure, action, roll)
 
-    def attempt_was_held(self, step: LifecycleStep, failure: Failure, action: Action) -> None:
+    def attempt_was_held(
+        self, step: LifecycleStep, failure: Failure, action: LifecycleAction
+    ) -> None:
         """Nothing was attempted: the same attempt after a wait, unless the wait is too long."""
         wait = HELD_DELAY if failure.retry_after is None else max(0.1, failure.retry_after)
         longest = self.rule.max_hold
@@ -216,7 +218,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.attempt_failed(step, STEP_TIMEOUT, action, roll)
 
     def attempt_failed(
-        self, step: LifecycleStep, failure: Failure, action: Action, roll: float
+        self, step: LifecycleStep, failure: Failure, action: LifecycleAction, roll: float
     ) -> None:
         """What must follow: a wait, another call, the exception phase or the end."""
         retry = self.steps[step].retry
@@ -230,7 +232,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         again = CallHook(step, failed, self.steps[step].timeout)
         assert action == (Sleep(wait) if wait else again)
 
-    def step_failed(self, step: LifecycleStep, failure: Failure, action: Action) -> None:
+    def step_failed(self, step: LifecycleStep, failure: Failure, action: LifecycleAction) -> None:
         """A step is left for good, with this failure."""
         if step is LifecycleStep.ON_EXCEPTION:
             assert action == End(self.failed_ending(), self.cause, failure)
@@ -260,13 +262,13 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.is_over())
     @rule(event=st.sampled_from([STOPPED, TimedOut(TimeoutScope.LOOP)]), passed=passing)
-    def call_is_aborted(self, event: Event, passed: float) -> None:
+    def call_is_aborted(self, event: LifecycleEvent, passed: float) -> None:
         """The end, from anywhere, and no handler is called."""
         assert self.send(event, passed, 0.5) == End(Ending.ABORTED, self.cause)
 
     @precondition(is_over)
     @rule(late=st.lists(anything, max_size=2), passed=passing)
-    def the_next_one_begins(self, late: list[Event], passed: float) -> None:
+    def the_next_one_begins(self, late: list[LifecycleEvent], passed: float) -> None:
         """The end stays the end, whatever arrives late; then comes another transaction."""
         self.now += passed
         for event in late:

@@ -15,10 +15,10 @@ from ergon_framework.core.transaction_lifecycle import (
     RETURNED,
     STOPPED,
     WOKE,
-    Action,
     CallHook,
-    Event,
+    LifecycleAction,
     LifecycleCursor,
+    LifecycleEvent,
     LifecycleRule,
     Raised,
     Sleep,
@@ -31,7 +31,7 @@ from ergon_framework.core.transaction_lifecycle import (
 Script = tuple[str, ...]
 Attempts = tuple[int, int, int]
 
-LETTERS: dict[str, Event] = {
+LETTERS: dict[str, LifecycleEvent] = {
     "ok": RETURNED,
     "business": Raised(Failure(Kind.REJECTED, "business")),
     "system": Raised(Failure(Kind.TRANSIENT, "system")),
@@ -85,7 +85,7 @@ def rule_for(attempts: Attempts, waits: Waits) -> LifecycleRule:
     return LifecycleRule(StepRule(process), StepRule(refusals_too), StepRule(exception))
 
 
-def line(action: Action) -> str:
+def line(action: LifecycleAction) -> str:
     """An action as a line of text."""
     if isinstance(action, CallHook):
         return f"call {action.step.value} {action.attempt}"

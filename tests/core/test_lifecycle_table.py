@@ -17,13 +17,13 @@ from ergon_framework.core.transaction_lifecycle import (
     ROUTES,
     STOPPED,
     WOKE,
-    Action,
     CallHook,
     Cue,
     End,
     Ending,
-    Event,
+    LifecycleAction,
     LifecycleCursor,
+    LifecycleEvent,
     LifecycleRule,
     LifecycleStep,
     Raised,
@@ -37,7 +37,7 @@ from ergon_framework.core.transaction_lifecycle import (
     first_to_expire,
 )
 
-EVENTS: list[Event] = [
+EVENTS: list[LifecycleEvent] = [
     BEGAN,
     RETURNED,
     WOKE,
@@ -63,7 +63,7 @@ def rules(attempts: int = 2, base: float = 0.0, timeout: float | None = None) ->
     return LifecycleRule(step, success, step, 10.0)
 
 
-def reached_by(rule: LifecycleRule, *events: Event) -> LifecycleCursor:
+def reached_by(rule: LifecycleRule, *events: LifecycleEvent) -> LifecycleCursor:
     """A cursor after these events, all of them at 0."""
     cursor = LifecycleCursor(0.0)
     for event in (BEGAN, *events):
@@ -222,8 +222,18 @@ def test_each_step_is_called_under_its_own_rule() -> None:
     )
     assert [rule.of(step).timeout for step in LifecycleStep] == [1.0, 2.0, 3.0]
     cursor = LifecycleCursor(0.0)
-    events: list[Event] = [BEGAN, SYSTEM, RETURNED, SYSTEM, SYSTEM, SYSTEM, SYSTEM, SYSTEM, SYSTEM]
-    calls: list[Action] = [advance(rule, cursor, event, 0.0, 0.5) for event in events]
+    events: list[LifecycleEvent] = [
+        BEGAN,
+        SYSTEM,
+        RETURNED,
+        SYSTEM,
+        SYSTEM,
+        SYSTEM,
+        SYSTEM,
+        SYSTEM,
+        SYSTEM,
+    ]
+    calls: list[LifecycleAction] = [advance(rule, cursor, event, 0.0, 0.5) for event in events]
     assert calls == [
         *(CallHook(LifecycleStep.PROCESS, k, 1.0) for k in range(2)),
         *(CallHook(LifecycleStep.ON_SUCCESS, k, 2.0) for k in range(3)),
@@ -234,7 +244,7 @@ def test_each_step_is_called_under_its_own_rule() -> None:
 @pytest.mark.req("T3.4", "RFC-004:9b", "RFC-005:16f")
 @pytest.mark.parametrize("events", [(), (SYSTEM,), (RETURNED,), (RETURNED, BUSINESS)])
 def test_an_expired_lifecycle_goes_to_the_exception_phase_whatever_is_left(
-    events: tuple[Event, ...],
+    events: tuple[LifecycleEvent, ...],
 ) -> None:
     """Unused attempts are not tried, and a timeout is what the handler is told."""
     rule = rules(attempts=5)
@@ -279,7 +289,7 @@ def test_an_expired_attempt_is_a_failure_like_any_other() -> None:
 
 @pytest.mark.req("T3.17", "R3-CL2")
 @pytest.mark.parametrize("event", [TimedOut(TimeoutScope.LOOP), STOPPED])
-def test_the_loop_s_end_aborts_from_anywhere(event: Event) -> None:
+def test_the_loop_s_end_aborts_from_anywhere(event: LifecycleEvent) -> None:
     """No handler is started any more; what led to an exception phase is still told."""
     rule = rules(3, 1.0)
     for cursor in reachable(rule):
@@ -328,7 +338,7 @@ def test_waits_follow_the_schedule_and_none_follows_the_last_attempt() -> None:
     step = StepRule(RetryRule(4, Backoff(1.0, 2.0, 3.0)))
     rule = LifecycleRule(step, step, step)
     cursor = LifecycleCursor(0.0)
-    events: list[Event] = [BEGAN, SYSTEM, WOKE, SYSTEM, WOKE, SYSTEM, WOKE, SYSTEM]
+    events: list[LifecycleEvent] = [BEGAN, SYSTEM, WOKE, SYSTEM, WOKE, SYSTEM, WOKE, SYSTEM]
     actions = [advance(rule, cursor, event, 0.0, 0.5) for event in events]
     waits = [action.seconds for action in actions if isinstance(action, Sleep)]
     assert waits == [1.0, 2.0, 3.0]

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.loop import Fetch, Finish, Loop, LoopRule, Plan, StopReason, Wait
+from ergon_framework.core.loop import Fetch, Finish, Loop, LoopPlan, LoopRule, StopReason, Wait
 from ergon_framework.core.retry import Backoff, RetryRule
 
 NEVER_RETRIED = {Kind.REJECTED, Kind.HELD, Kind.CANCELLED}
@@ -69,7 +69,7 @@ class LoopMachine(RuleBasedStateMachine):
 
     # -- the model -------------------------------------------------------------------------------
 
-    def expected(self) -> Plan:
+    def expected(self) -> LoopPlan:
         """What must be planned now."""
         if self.reason is not None:
             is_done = self.outstanding == 0 and self.asked is None
@@ -82,7 +82,7 @@ class LoopMachine(RuleBasedStateMachine):
         left = self.rule.size if self.rule.limit is None else self.rule.limit - self.taken
         return Fetch(min(self.rule.size, left))
 
-    def plan(self) -> Plan:
+    def plan(self) -> LoopPlan:
         """What the loop under test plans now."""
         return self.loop.plan(self.now, self.outstanding)
 

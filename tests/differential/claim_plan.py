@@ -45,6 +45,8 @@ LIMITS: tuple[dict[str, Any], ...] = (
 )
 VERSIONS = ("", "1", "2", "2")
 """Of workers that claim."""
+RESUMED = 0.5
+"""How often a paused queue is resumed between two claims."""
 PINNED = 0.25
 """How many of the queues are pinned to a version."""
 
@@ -218,9 +220,18 @@ def _candidate(number: int, job: NewJob) -> Candidate:
     return Candidate(place, 0, job.queue, job.expires_at, job.limit_key, job.limit)
 
 
-def compare(s: JobStoreSubject, clock: HandClock, seed: int, *, ends_later: bool = False) -> None:
-    """One life: limits and pins, jobs, and some claims of a worker with two executors."""
+def compare(
+    s: JobStoreSubject, clock: HandClock, seed: int, *, ends_later: bool = False, shut: int = 0
+) -> None:
+    """One life: limits and pins, jobs, and some claims of a worker with two executors.
+
+    ``shut``: so many other queues have due jobs and are paused, which changes no answer. Some of
+    them are resumed and paused again meanwhile.
+    """
     dice = random.Random(seed)  # noqa: S311 - a test
+    for n in range(shut):
+        s.store.set_queue(f"c-{n}", is_paused=True)
+    s.store.add([_job(n, dice, f"c-{n}") for n in range(shut)])
     planned = Planned(ends_later)
     for queue in QUEUES:
         changes = dict(dice.choice(LIMITS))
@@ -244,15 +255,22 @@ def compare(s: JobStoreSubject, clock: HandClock, seed: int, *, ends_later: bool
         found = sorted(job.id for job in claimed.jobs), claimed.outdated
         assert found == (sorted(expected[0]), expected[1]), f"seed {seed}"
         clock.forward(dice.choice((0.0, 0.5, 2.0)))
+        for n in dice.sample(range(shut), min(shut, 2)):
+            s.store.set_queue(f"c-{n}", is_paused=False)
+            s.store.set_queue(f"c-{n}", is_paused=True)
+        paused = [name for name, limits in planned.limits.items() if limits.is_paused]
+        if paused and dice.random() < RESUMED:
+            s.store.set_queue(paused[0], is_paused=False)
+            planned.limits[paused[0]] = replace(planned.limits[paused[0]], is_paused=False)
 
 
-def _job(n: int, dice: random.Random) -> NewJob:
+def _job(n: int, dice: random.Random, queue: str | None = None) -> NewJob:
     executor = dice.choice(("", "python", "node"))
     return new(
-        f"job-{n}",
+        f"job-{n}" if queue is None else f"job-of-{queue}",
         handler=f"{executor}#work" if executor else "work",
         executor=executor,
-        queue=dice.choice(QUEUES),
+        queue=queue or dice.choice(QUEUES),
         priority=dice.choice((0, 0, 1)),
         expires_at=dice.choice((None, None, START + 0.5)),
         limit_key=dice.choice((None, "k", "k", "l")),

@@ -11,6 +11,7 @@ from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import (
     OUTBOUND,
+    AppendOutcome,
     Conflict,
     ConsumerInfo,
     FactStore,
@@ -21,7 +22,6 @@ from ergon_framework.ports.factstore import (
     Link,
     LogPage,
     NewFact,
-    Outcome,
     Quarantined,
     Reference,
     StoredObject,
@@ -101,8 +101,8 @@ class FactTwins(Twins):
         """The same without waiting, twice."""
         log, batches = self._log(), (self._facts(3), self._facts(3))
 
-        def call(store: FactStore) -> list[list[Outcome]]:
-            answers: list[Future[list[Outcome] | BaseException]] = [Future() for _ in batches]
+        def call(store: FactStore) -> list[list[AppendOutcome]]:
+            answers: list[Future[list[AppendOutcome] | BaseException]] = [Future() for _ in batches]
             for facts, answer in zip(batches, answers, strict=True):
                 store.append_soon(log, facts, answer.set_result)
             return [_checked(answer.result(PATIENCE)) for answer in answers]
@@ -293,7 +293,7 @@ class FactTwins(Twins):
         return one.cursor, following, one.holder if self.dice.random() < 0.8 else "nobody"
 
 
-def _checked(answer: list[Outcome] | BaseException) -> list[Outcome]:
+def _checked(answer: list[AppendOutcome] | BaseException) -> list[AppendOutcome]:
     if isinstance(answer, BaseException):
         raise answer
     return answer

@@ -13,9 +13,9 @@ from ergon_framework.app.move.transfer import all_records
 from ergon_framework.core.flow import InvalidFlowChange
 from ergon_framework.core.job import (
     CancelRequested,
-    Event,
     HeldBack,
     InvalidTransition,
+    JobEvent,
     JobStatus,
     LeaseExpired,
     ProcessDied,
@@ -52,7 +52,7 @@ from ergon_framework.testing.suites.jobstore.under_test import (
 from tests.differential.flow_acts import FlowActs
 from tests.differential.twins import Twins, same
 
-OUTCOMES: tuple[Event, ...] = (
+OUTCOMES: tuple[JobEvent, ...] = (
     SUCCEEDED,
     SUCCEEDED,
     FAILS_ONCE,
@@ -89,7 +89,7 @@ MOST_HELD = 40
 """Claims that may be told of later; the oldest are forgotten, as by workers that died."""
 
 Open = Callable[[Clock], FullJobStore]
-Told = tuple[tuple[ClaimedJob, ...], Event, dict[str, Any]]
+Told = tuple[tuple[ClaimedJob, ...], JobEvent, dict[str, Any]]
 """A claim, as each of the two gave it, what became of it, and what else a settlement says."""
 REFUSALS = (InvalidTransition, InvalidFlowChange, JobNotFoundError, JobStateError)
 

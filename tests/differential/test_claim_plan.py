@@ -22,8 +22,10 @@ def test_redis_claims_what_the_planner_would(redis_url: str) -> None:
     for seed in LIVES:
         clock = HandClock()
         with closing(RedisJobStore(redis_url, clock=clock, prefix=f"plan{seed}")) as store:
-            # Its script puts expired jobs aside, and a second one ends them.
-            compare(JobStoreSubject(store, clock, None, 15.0), clock, seed, ends_later=True)
+            # Its script puts expired jobs aside, and a second one ends them. From some number of
+            # paused queues on, it looks past all of them at once.
+            subject = JobStoreSubject(store, clock, None, 15.0)
+            compare(subject, clock, seed, ends_later=True, shut=0 if seed % 4 else 70)
 
 
 def test_sqlite_claims_what_the_planner_would(tmp_path: Path) -> None:
@@ -31,4 +33,5 @@ def test_sqlite_claims_what_the_planner_would(tmp_path: Path) -> None:
     for seed in LIVES:
         clock = HandClock()
         with closing(SqliteJobStore(tmp_path / f"{seed}.db", clock=clock)) as store:
-            compare(JobStoreSubject(store, clock, None, 15.0), clock, seed)
+            shut = 0 if seed % 4 else 20  # paused queues are walked past by SQLite itself
+            compare(JobStoreSubject(store, clock, None, 15.0), clock, seed, shut=shut)

@@ -9,7 +9,7 @@ import pytest
 
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.ports.factstore import LedgerEntry, NewFact, Outcome
+from ergon_framework.ports.factstore import AppendOutcome, LedgerEntry, NewFact
 from ergon_framework.ports.jobstore import LeaseRenewal
 from tests.campaign.parameter_sample import sampled
 from tests.differential.engines import STORES, running
@@ -50,7 +50,7 @@ class ForgetsTheFirst(MemoryFactStore):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         if len(facts) > 3:
             self.forgotten = {*getattr(self, "forgotten", ()), facts[0].message_id}
         return super().append(log, facts, capacity=capacity)

@@ -8,7 +8,7 @@ import msgspec
 
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Event, Failed, Succeeded
+from ergon_framework.core.job import Failed, JobEvent, Succeeded
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.settlement import Settler
@@ -39,7 +39,7 @@ class Hand:
         (job,) = self._store.settle_and_claim([], ask)[1].jobs
         return job
 
-    def settle(self, job: ClaimedJob, seen: Event, result: object = None) -> None:
+    def settle(self, job: ClaimedJob, seen: JobEvent, result: object = None) -> None:
         encoded = msgspec.json.encode(result) if isinstance(seen, Succeeded) else None
         settled = self._settler.settle_claim(Claim(job), seen, self._store.now(), 0.1, encoded)
         self._store.settle_and_claim([settled], None)
@@ -51,7 +51,7 @@ class Hand:
         )
         self._store.settle_and_claim([settled], None)
 
-    def run(self, seen: Event, result: object = None) -> None:
+    def run(self, seen: JobEvent, result: object = None) -> None:
         self.settle(self.claim(), seen, result)
 
 

@@ -255,6 +255,14 @@ class RetriesOldArguments(Flows):
             return [each._replace(why="") if each.why in SUPERSEDED else each for each in found]
 
 
+class WaitsForTheEdited(Flows):
+    """Takes the end of a job that was edited for its last word."""
+
+    class Tables(MemoryFlowTables):
+        def predecessors(self, ids: Sequence[str]) -> list[Predecessor]:
+            return [each._replace(why="") for each in super().predecessors(ids)]
+
+
 class BringsBackSingleSteps(Flows):
     """Lets a step of a stopped flow come back by itself."""
 

@@ -4,10 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ergon_framework.core.retention import STANDARD, JobRetention
 from ergon_framework.jobs.stores.memory.flows import MemoryFlows
 from ergon_framework.ports.flow import Flow
 from ergon_framework.ports.jobstore import Job, PruneResult, Search
 from tests.jobs.planted_stores import Honest, change
+
+
+class KeepsTheExpiredAsItPleases(Honest):
+    """Has no ear for settings."""
+
+    retention = property(lambda _self: STANDARD, lambda _self, _retention: None)
+
+
+class KeepsAllQueuesAlike(Honest):
+    """Hears what holds for all queues alone."""
+
+    @property
+    def retention(self) -> JobRetention:
+        return self.table.retention
+
+    @retention.setter
+    def retention(self, retention: JobRetention) -> None:
+        self.table.retention = JobRetention(retention.usual)
 
 
 class RipeBeforeItsTime(Honest):

@@ -477,7 +477,9 @@ class CancelsTheCompleted(Honest):
             request = None if record is None else record.cancel_request
             if request is not None and settlement.transition.status is JobStatus.COMPLETED:
                 waits = replace(settlement.transition, status=JobStatus.RETRYING)
-                settlement = cancel_running(change(settlement, transition=waits), request)
+                settlement = cancel_running(
+                    change(settlement, transition=waits), request, self.retention
+                )
             return super().settle(settlement, now)
 
 

@@ -19,7 +19,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from ergon_framework import ConsumerPolicy, ConsumerTask, Transaction
 from ergon_framework.connector.memory import MemoryConnector
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import HeldBack, Succeeded
+from ergon_framework.core.job import HeldBack, JobStatus, Succeeded
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import (
     DuplicateJobError,
@@ -32,7 +32,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.jobs.client import EnqueuedJob, JobClient
 from ergon_framework.jobs.results import SharedSubscription, wait_for
-from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.settings import CodecSettings, JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import Search, Settlement, Subscription, Topic
 from tests.jobs.manual_worker import BROKEN, SETTINGS, Clock, Hand, NotedSubscription
@@ -448,6 +448,24 @@ def test_a_waiting_job_can_be_cancelled_once(client: JobClient, clock: Clock) ->
     assert [each["event"] for each in shape["history"]] == ["cancelled"]
     assert client.find(job).purge_at == clock.now + SETTINGS.cancelled_ttl
     assert client.enqueue("h", unique="k").is_new
+
+
+def test_a_replaced_job_is_kept_as_the_clients_settings_say(store: MemoryJobStore) -> None:
+    """Also through a store with a codec; a client without settings leaves those of others alone."""
+    for codec in (CodecSettings(), CodecSettings(compress_above=0)):
+        settings = JobsSettings(cancelled_ttl=7.0, codec=codec)
+        client = JobClient(store=store, settings=settings)
+        for use in (
+            client,
+            JobClient(store=store, settings=settings),
+            JobClient(store=client.store),
+        ):
+            old = use.enqueue("h", unique="k")
+            new = use.enqueue("h", unique="k", on_duplicate="replace")
+            found = use.find(old)
+            assert found.status is JobStatus.CANCELLED
+            assert found.purge_at == pytest.approx(store.now() + 7.0)
+            use.cancel(new)
 
 
 def test_a_running_or_ended_job_cannot_be_cancelled(client: JobClient, hand: Hand) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Failed, Succeeded
+from ergon_framework.core.job import Failed, JobStatus, Succeeded
 from ergon_framework.errors import DuplicateJobError, JobError, JobNotFoundError, JobStateError
 from ergon_framework.executor import Registry
 from ergon_framework.jobs.client import JobClient
@@ -21,7 +21,7 @@ from ergon_framework.jobs.flow_why import explain_flow
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
-from ergon_framework.ports.jobstore import Search
+from ergon_framework.ports.jobstore import Job, Search
 from tests import fork_server
 from tests.jobs.manual_worker import Clock, Hand
 
@@ -288,6 +288,43 @@ def test_who_waits_for_an_edited_job_waits_for_the_new_one(
     hand.settle(job, Succeeded())
     hand.run(Succeeded())
     assert (flow.status(), client.status("old")) == ("completed", "cancelled")
+
+
+class EditedMeanwhile(MemoryJobStore):
+    """Somebody edits a job each time after it was looked at, so many times."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.left = 0
+
+    def find(self, job_id: str) -> Job | None:
+        found = super().find(job_id)
+        if self.left and found is not None and found.status is JobStatus.FAILED:
+            left, self.left = self.left - 1, 0  # an edit looks, too
+            JobClient(store=self).edit_and_requeue(job_id, [f"{left}.png"])
+            Hand(self).run(BAD)
+            self.left = left
+        return found
+
+
+@pytest.mark.parametrize("times", [1, 4, 10_000])
+def test_a_job_that_is_edited_while_another_begins_to_wait_for_it(times: int) -> None:
+    """The look is repeated, and finds what the job became; not without end."""
+    store = EditedMeanwhile(Clock())
+    client, hand = JobClient(store=store), Hand(store)
+    bury(client, hand, ["a.png"])
+    store.left = times
+    if times > 100:
+        with pytest.raises(JobStateError, match="moved by somebody else"):
+            client.enqueue("then", after=["old"], on_failure="hold")
+        return
+    then = client.enqueue("then", after=["old"], on_failure="hold")
+    step = client.find(then).step
+    assert step is not None
+    flow = client.flow(step.flow_id)
+    assert (flow.status(), client.status(then)) == ("held", "pending")
+    flow.retry()
+    assert hand.claim().args == b'["0.png"]'
 
 
 def test_waiting_for_an_edited_job_whose_new_one_is_gone(client: JobClient, hand: Hand) -> None:

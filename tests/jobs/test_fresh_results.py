@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Event, Failed, Succeeded
+from ergon_framework.core.job import Failed, JobEvent, Succeeded
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.fresh_results import MAX_RESULT, FreshResults
@@ -30,7 +30,10 @@ FAILED = Failed(Failure(Kind.REJECTED, "refused", "no such picture"))
 
 
 def settled(
-    number: int, result: bytes | None = b"1", seen: Event | None = None, flow_id: str | None = "f"
+    number: int,
+    result: bytes | None = b"1",
+    seen: JobEvent | None = None,
+    flow_id: str | None = "f",
 ) -> Settlement:
     """What a worker reports of a step, or of a job that is none."""
     job = ClaimedJob(

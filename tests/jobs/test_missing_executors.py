@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from ergon_framework.core.job import HandlerMissing, JobStatus
+from ergon_framework.core.retention import DAY
 from ergon_framework.jobs.missing_executors import MissingExecutors
-from ergon_framework.jobs.settings import DAY, JobsSettings
+from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.settlement import Settler
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore

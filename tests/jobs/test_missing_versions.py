@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from ergon_framework.core.job import JobStatus
+from ergon_framework.core.retention import DAY
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.missing_versions import MissingVersions
-from ergon_framework.jobs.settings import DAY, JobsSettings
+from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.settlement import Settler
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.testing.suites.jobstore.claim import worker_with

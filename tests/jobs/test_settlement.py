@@ -128,8 +128,8 @@ def test_a_queue_may_keep_its_jobs_for_times_of_its_own() -> None:
     assert kept(Status.SUCCESS, queue="mails") == 0.0
     assert kept(Status.SUCCESS, queue="mails", result_ttl=9.0) == 9.0
     assert (kept(Status.ERROR), kept(Status.SUCCESS)) == (70.0, 60.0)
-    assert settler.keep("mails", JobStatus.CANCELLED, None) == 80.0
-    assert settler.keep("mails", JobStatus.RETRYING, 9.0) is None
+    assert settings.retention.keep("mails", JobStatus.CANCELLED) == 80.0
+    assert settings.retention.keep("mails", JobStatus.RETRYING, 9.0) is None
 
 
 def test_only_the_claim_that_was_settled_is_dropped() -> None:

@@ -402,3 +402,24 @@ def test_a_claim_costs_the_same_however_many_keys_are_used_up(tmp_path: Path) ->
     """With 20 keys and with 2,000, of which each has a running job and another that waits."""
     few, many = (_steps_of_a_claim(tmp_path / f"{n}.db", n) for n in (20, 2000))
     assert many < 1.5 * few + 5
+
+
+def test_paused_queues_are_walked_past_by_sqlite(tmp_path: Path) -> None:
+    """A claim holds the lock of the file: it asks for none of very many paused queues by itself."""
+    with closing(SqliteJobStore(tmp_path / "jobs.db")) as store:
+        names = [f"q{n:03}" for n in range(200)]
+        for name in names:
+            store.set_queue(name, is_paused=True)
+        store.add([new(f"shut-{name}", queue=name) for name in names])
+        store.add([new("first", queue="a"), new("next", queue="q100a"), new("last", queue="z")])
+        s = JobStoreSubject(store, HandClock(), None, 15.0)
+        statements: list[str] = []
+
+        def trace(tx: Any) -> None:
+            tx.cursor.connection.set_trace_callback(statements.append)
+
+        store.transactions.write(trace, "desk")
+        assert [s.ids() for _ in range(4)] == [["first"], ["next"], ["last"], []]
+        assert len(statements) < 4 * 60
+        store.set_queue("q007", is_paused=False)
+        assert s.ids(9) == ["shut-q007"]

@@ -63,6 +63,7 @@ LONG_LOOKS = {
     "flows_of_steps": "the same",
     "count_at": "the same",
     "flows": "it ends with a page, in the order of the table",
+    "next_open_queue": "it walks past paused queues, and ends at the first that is open",
     "soonest": "it ends at the first few",
     "ripe": "it looks through the few states of one unique key",
     "keep_holder": "the same",

@@ -56,6 +56,15 @@ def test_a_flood_on_the_output_disturbs_nobody_else(when: str) -> None:
         wait_until(lambda: get(store, "echo").status is JobStatus.COMPLETED, "the good job")
 
 
+def test_a_job_that_expired_is_kept_as_the_workers_settings_say() -> None:
+    """Whether a claim ends it or the retention that runs beside."""
+    _, store = burst([job("echo", id="late", expires_at=1.0)], settings=quick(failed_ttl=77.0))
+    late = get(store, "late")
+    assert late.status is JobStatus.FAILED
+    assert late.finished_at is not None
+    assert late.purge_at == pytest.approx(late.finished_at + 77.0)
+
+
 def test_a_wait_for_a_signal_ends_with_its_time_limit() -> None:
     """A worker wakes for it, and does not leave it to the next turn of retention."""
     store = MemoryJobStore()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.providers.errors import ProviderTimeoutError
-from ergon_framework.providers.pipeline.async_limit import within
+from ergon_framework.providers.pipeline.drivers import within
 
 
 def timers_of(attempt: Any, limit: float | None) -> tuple[Any, int]:

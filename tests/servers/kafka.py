@@ -63,6 +63,12 @@ def _library() -> ctypes.CDLL:
         ("rd_kafka_mock_cluster_bootstraps", text, [pointer]),
         ("rd_kafka_mock_topic_create", number, [pointer, text, number, number]),
         ("rd_kafka_mock_group_initial_rebalance_delay_ms", None, [pointer, ctypes.c_int32]),
+        ("rd_kafka_mock_topic_set_error", None, [pointer, text, number]),
+        (
+            "rd_kafka_mock_push_request_errors_array",
+            None,
+            [pointer, ctypes.c_int16, ctypes.c_size_t, ctypes.POINTER(number)],
+        ),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -100,6 +106,15 @@ class KafkaCluster:
             count = partitions if each == topic else 1
             self._library.rd_kafka_mock_topic_create(self._cluster, each.encode(), count, 1)
         return topic
+
+    def refuse(self, topic: str, code: int) -> None:
+        """Answer with this error to whoever asks for the topic; 0 ends that."""
+        self._library.rd_kafka_mock_topic_set_error(self._cluster, topic.encode(), code)
+
+    def refuse_next(self, request: int, code: int) -> None:
+        """Answer with this error to the next request of a kind."""
+        codes = (ctypes.c_int * 1)(code)
+        self._library.rd_kafka_mock_push_request_errors_array(self._cluster, request, 1, codes)
 
     def close(self) -> None:
         """End it; what it held is gone. Closing twice is fine."""

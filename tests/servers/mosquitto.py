@@ -56,6 +56,16 @@ class Mosquitto(Server):
             ]
         (self.folder / "mosquitto.conf").write_text("\n".join(lines) + "\n")
 
+    def allow(self, *lines: str) -> None:
+        """What anonymous users may do from now on; a server that runs is to be reloaded."""
+        rules = self.folder / "rules"
+        rules.write_text("\n".join(lines) + "\n")
+        rules.chmod(0o600)  # it warns of others
+        config = self.folder / "mosquitto.conf"
+        setting = f"acl_file {rules}\n"
+        if setting not in (before := config.read_text()):
+            config.write_text(setting + before)
+
     def new_topic(self) -> str:
         """A topic that nobody has used."""
         return f"shop/orders/{next(self._numbers)}"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import typing
+from collections.abc import Iterator
 from importlib import import_module
 from types import FunctionType
+from typing import Unpack
 
 import pytest
 
@@ -87,15 +89,32 @@ def test_tasks_and_job_clients_start_without_pydantic() -> None:
 @pytest.mark.parametrize(
     ("package", "name"),
     [
-        *(("ergon_framework.task", name) for name in import_module("ergon_framework.task").__all__),
-        ("ergon_framework.jobs", "AsyncJobClient"),
-        ("ergon_framework.jobs", "JobClient"),
-    ],
+        (package, name)
+        for package in ("ergon_framework", "ergon_framework.task")
+        for name in import_module(package).__all__
+    ]
+    + [("ergon_framework.app.job_handlers", "JobHandler")],  # what ``app.job`` makes of a function
 )
-def test_the_hints_of_tasks_and_job_clients_can_be_resolved(package: str, name: str) -> None:
+def test_the_hints_of_public_names_can_be_resolved(package: str, name: str) -> None:
     """As injectors and generators of documentation do, also for names that load late."""
     found = getattr(import_module(package), name)
-    typing.get_type_hints(found, include_extras=True)
-    for member in vars(found).values():
-        if isinstance(member, FunctionType) and member.__module__.startswith("ergon_framework."):
-            typing.get_type_hints(member, include_extras=True)
+    if isinstance(found, type | FunctionType):
+        typing.get_type_hints(found, include_extras=True)
+    for function in functions_of(found):
+        for hint in typing.get_type_hints(function, include_extras=True).values():
+            for options in typing.get_args(hint) if typing.get_origin(hint) is Unpack else ():
+                typing.get_type_hints(options, include_extras=True)
+
+
+def functions_of(found: object) -> Iterator[FunctionType]:
+    """The public methods of a class of ours, and what its properties and class methods call."""
+    for base in found.__mro__ if isinstance(found, type) else ():
+        if not base.__module__.startswith("ergon_framework."):
+            continue
+        for name, member in vars(base).items():
+            if name.startswith("_") and name != "__init__":
+                continue
+            called = member.fget if isinstance(member, property) else member
+            called = called.__func__ if isinstance(called, classmethod | staticmethod) else called
+            if isinstance(called, FunctionType):
+                yield called

@@ -7,7 +7,8 @@ promised: that an acknowledged fact has reached another zone, or that a consumer
 
 Where to look first:
 
-- ``zone``: a zone in this process; ``append``: how a fact comes in; ``data_folder``: its lock
+- ``zone``: a zone in this process; ``append_batcher``: how a fact comes in; ``data_folder``: its
+  lock
 - ``facts``: what a fact may be, its identity digest and its id; ``model``: the records
 - ``factstore``: logs, consumers, quarantine and links, on every engine
 - ``node``: the process that serves a zone and pulls from its peers; ``http``: its wire protocol

@@ -33,12 +33,12 @@ from ergon_framework.errors import (
 from ergon_framework.ports.factstore import (
     OUTBOUND,
     Appended,
+    AppendOutcome,
     CapacityExceeded,
     Conflict,
     FactStore,
     MissingReference,
     NewFact,
-    Outcome,
 )
 from ergon_framework.telemetry.notices import has_listeners
 from ergon_framework.telemetry.tracing import is_traced
@@ -48,7 +48,9 @@ FULL_RETRY_AFTER = 1.0
 """Seconds after which a producer may ask a full log again."""
 
 
-def answer(fact: NewFact, outcome: Outcome, *, strict_envelope: bool) -> Receipt | BoundaryError:
+def answer(
+    fact: NewFact, outcome: AppendOutcome, *, strict_envelope: bool
+) -> Receipt | BoundaryError:
     """The answer to one append."""
     if isinstance(outcome, Appended):
         if strict_envelope and differs(fact, outcome):
@@ -75,7 +77,7 @@ def receipt(fact: NewFact, outcome: Appended) -> Receipt:
     )
 
 
-def differs(fact: NewFact, outcome: Outcome) -> bool:
+def differs(fact: NewFact, outcome: AppendOutcome) -> bool:
     """Whether a duplicate came with other advisory fields than the fact that was first.
 
     A different trace is ignored: each publication of an event may belong to a trace of its own.
@@ -169,7 +171,7 @@ class Receipts:
         self._events = events
 
     def many(
-        self, validated: Sequence[ValidatedFact], outcomes: Sequence[Outcome], seconds: float
+        self, validated: Sequence[ValidatedFact], outcomes: Sequence[AppendOutcome], seconds: float
     ) -> list[Receipt | BoundaryError]:
         """The answers to appends that took so many seconds together."""
         is_watched = is_traced() or has_listeners()
@@ -184,7 +186,7 @@ class Receipts:
         ]
 
     def one(
-        self, valid: ValidatedFact, outcome: Outcome, seconds: float
+        self, valid: ValidatedFact, outcome: AppendOutcome, seconds: float
     ) -> Receipt | BoundaryError:
         """The answer to an append that took so many seconds; counts and reports it."""
         new, events = valid.new_fact, self._events
@@ -215,7 +217,7 @@ class Receipts:
         self._events.tell("fact.refused", message_id=message_id, code=error.code, why=error.reason)
 
 
-Answer: TypeAlias = Receipt | BoundaryError
+AppendAnswer: TypeAlias = Receipt | BoundaryError
 
 READ_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What a caller's own subclass of ``str`` or ``Mapping`` may raise when it is read."""
@@ -257,7 +259,7 @@ class AppendTarget(Protocol):
     def check_bytes(self, fact: NewFact) -> None:
         """Refuse a fact whose artifacts are not where they should be."""
 
-    def append_all(self, validated: Sequence[ValidatedFact | BoundaryError]) -> list[Answer]:
+    def append_all(self, validated: Sequence[ValidatedFact | BoundaryError]) -> list[AppendAnswer]:
         """Append in order in one commit; each has an answer of its own."""
 
     def failed(self, error: StoreError, *, is_append: bool = False) -> BoundaryError:
@@ -271,7 +273,7 @@ class AppendBatcher:
         self._zone = zone
         self._max_check_time = max_check_time
         watch_waits = getattr(zone.store, "watch_waits", None)  # one made elsewhere may not know it
-        self.appends: AppendQueue[PendingFact, Answer] = AppendQueue(
+        self.appends: AppendQueue[PendingFact, AppendAnswer] = AppendQueue(
             self._append,
             look=self._look,
             name="ergon-zone",
@@ -280,7 +282,7 @@ class AppendBatcher:
         if watch_waits is not None:
             watch_waits(self.appends.meanwhile)
 
-    def append(self, envelope: EnvelopeLike, fact: FactLike) -> Answer:
+    def append(self, envelope: EnvelopeLike, fact: FactLike) -> AppendAnswer:
         """Append one fact, together with those of others when there are any."""
         return self.appends.call(PendingFact(envelope, fact))
 
@@ -288,7 +290,7 @@ class AppendBatcher:
         """Take nothing more. Closing twice is fine."""
         self.appends.close()
 
-    def _append(self, group: Sequence[PendingFact]) -> list[Answer]:
+    def _append(self, group: Sequence[PendingFact]) -> list[AppendAnswer]:
         until = time.perf_counter() + self._max_check_time
         validated = []
         for asked in group:

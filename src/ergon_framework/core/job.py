@@ -210,7 +210,7 @@ class EditRequested:
     reason: str = ""  # why, the same
 
 
-Event: TypeAlias = (
+JobEvent: TypeAlias = (
     Succeeded
     | Signalled
     | Discarded
@@ -230,7 +230,7 @@ Event: TypeAlias = (
     | EditRequested
 )
 
-ALLOWED: dict[type[Event], frozenset[JobStatus]] = {
+ALLOWED: dict[type[JobEvent], frozenset[JobStatus]] = {
     Succeeded: _RUNNING,
     Signalled: _WAITING,
     Discarded: _RUNNING,
@@ -273,7 +273,7 @@ class InvalidTransition(Exception):
 
 
 def next_transition(
-    snapshot: JobSnapshot, event: Event, rule: JobRule, dice: float = 0.5
+    snapshot: JobSnapshot, event: JobEvent, rule: JobRule, dice: float = 0.5
 ) -> Transition:
     """What becomes of a job after ``event``; :class:`InvalidTransition` where it cannot happen."""
     if snapshot.status not in ALLOWED[type(event)]:
@@ -300,7 +300,9 @@ def cancelled_instead(transition: Transition) -> Transition:
     )
 
 
-def _next_transition(snapshot: JobSnapshot, event: Event, rule: JobRule, dice: float) -> Transition:
+def _next_transition(
+    snapshot: JobSnapshot, event: JobEvent, rule: JobRule, dice: float
+) -> Transition:
     match event:
         case Succeeded() | Discarded() | Signalled():
             return _completed(snapshot, event)

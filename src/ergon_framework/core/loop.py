@@ -71,7 +71,7 @@ class Finish:
     why: StopReason
 
 
-Plan: TypeAlias = Fetch | Wait | Finish
+LoopPlan: TypeAlias = Fetch | Wait | Finish
 
 WAIT = Wait()
 
@@ -111,7 +111,7 @@ class Loop:
         """How many more may be taken in; None means no limit."""
         return None if self.rule.limit is None else self.rule.limit - self.taken
 
-    def plan(self, now: float, outstanding: int) -> Plan:
+    def plan(self, now: float, outstanding: int) -> LoopPlan:
         """What to do now. Asked again after everything that was reported."""
         if self.reason is not None:
             # A fetch under way may still bring transactions, which need an outcome or a way back.

@@ -103,7 +103,7 @@ class StopAll:
     is_refused: bool
 
 
-Decision: TypeAlias = Restart | Finished | StopAll
+RestartDecision: TypeAlias = Restart | Finished | StopAll
 
 _DIED = Failure(Kind.LOST, "process_exited")
 _REFUSED = Failure(Kind.REJECTED, "configuration_refused")
@@ -111,7 +111,7 @@ _REFUSED = Failure(Kind.REJECTED, "configuration_refused")
 
 def after_exit(
     rule: RestartRule, *, deaths: Sequence[float], now: float, is_refused: bool, is_done: bool
-) -> Decision:
+) -> RestartDecision:
     """What follows the exit of a worker that was not asked to stop.
 
     ``deaths`` are the instants of its unexpected exits, this one not included. A worker that is

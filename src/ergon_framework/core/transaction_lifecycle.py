@@ -171,7 +171,7 @@ class Stopped:
     """The whole call is being aborted."""
 
 
-Event: TypeAlias = Began | Returned | Raised | RaisedDiscard | Woke | TimedOut | Stopped
+LifecycleEvent: TypeAlias = Began | Returned | Raised | RaisedDiscard | Woke | TimedOut | Stopped
 
 BEGAN = Began()
 RETURNED = Returned()
@@ -207,7 +207,7 @@ class End:
 SUCCEEDED = End(Ending.SUCCEEDED)
 """The one ending of the happy path, shared by all runs."""
 
-Action: TypeAlias = CallHook | Sleep | End
+LifecycleAction: TypeAlias = CallHook | Sleep | End
 
 
 class LifecycleCursor:
@@ -247,8 +247,8 @@ def first_to_expire(step_at: float | None, lifecycle_at: float | None) -> Timeou
 
 
 def advance(
-    rule: LifecycleRule, cursor: LifecycleCursor, event: Event, now: float, dice: float
-) -> Action:
+    rule: LifecycleRule, cursor: LifecycleCursor, event: LifecycleEvent, now: float, dice: float
+) -> LifecycleAction:
     """What to do about ``event``. After the end, every event gets the same end again."""
     if cursor.end is not None:
         return cursor.end
@@ -285,7 +285,7 @@ def advance(
 
 def _retry_or_leave(
     rule: LifecycleRule, cursor: LifecycleCursor, failure: Failure, now: float, dice: float
-) -> Action:
+) -> LifecycleAction:
     retry = rule.of(cursor.step).retry
     verdict = judge(retry, cursor.attempt, cursor.step_began_at, failure, now, dice)
     if not isinstance(verdict, RetryAfter):
@@ -296,7 +296,7 @@ def _retry_or_leave(
     return _call(rule, cursor)
 
 
-def _hold(rule: LifecycleRule, cursor: LifecycleCursor, failure: Failure) -> Action:
+def _hold(rule: LifecycleRule, cursor: LifecycleCursor, failure: Failure) -> LifecycleAction:
     hold, longest = hold_of(failure), rule.max_hold
     leaves = rule.parks if longest is None else hold > longest
     # A parked transaction starts from its first step when it comes back. Once processing has
@@ -316,7 +316,7 @@ def hold_of(failure: Failure | None) -> float:
 
 def _leave(
     rule: LifecycleRule, cursor: LifecycleCursor, cue: Cue, failure: Failure | None, now: float
-) -> Action:
+) -> LifecycleAction:
     came_from = cursor.step
     route = ROUTES[came_from, cue]
     if isinstance(route, LifecycleStep):

@@ -23,7 +23,7 @@ from ergon_framework.core.transaction_lifecycle import (
     WOKE,
     CallHook,
     End,
-    Event,
+    LifecycleEvent,
     LifecycleStep,
     Sleep,
     TimedOut,
@@ -391,9 +391,9 @@ class AsyncioEngine(EngineCall):
                 return await self._finish(worker, run, SUCCEEDED)
         return event is not None and await self._drive(worker, run, event)
 
-    async def _drive(self, worker: EngineWorker, run: LifecycleRun, event: Event) -> bool:
+    async def _drive(self, worker: EngineWorker, run: LifecycleRun, event: LifecycleEvent) -> bool:
         """Do what the machine says until the end; starts at any event."""
-        next_event: Event | None = event
+        next_event: LifecycleEvent | None = event
         while next_event is not None:
             action = self.decider.decide(run, next_event)
             if isinstance(action, CallHook):
@@ -408,14 +408,14 @@ class AsyncioEngine(EngineCall):
 
     async def _attempt(
         self, worker: EngineWorker, run: LifecycleRun, step: StepPlan
-    ) -> Event | None:
+    ) -> LifecycleEvent | None:
         """One call of a hook, off the happy path."""
         event = self._try(worker, run, step)
         return await self._resume(event) if isinstance(event, Suspended) else event
 
     def _try(
         self, worker: EngineWorker, run: LifecycleRun, step: StepPlan
-    ) -> Event | Suspended | None:
+    ) -> LifecycleEvent | Suspended | None:
         """``_attempt`` as far as it gets without suspending."""
         if step.hook is None:
             return RETURNED
@@ -431,7 +431,7 @@ class AsyncioEngine(EngineCall):
         doing: InProgress,
         current: Any,
         *given: Any,
-    ) -> Event | Suspended | None:
+    ) -> LifecycleEvent | Suspended | None:
         """Call a hook and run it until it returns, raises or suspends for the first time.
 
         None when the supervisor took the run away meanwhile.
@@ -472,7 +472,7 @@ class AsyncioEngine(EngineCall):
             return self._failed(doing, step.step, never_awaited(value, step.phase))
         return self._returned(doing, run, step.step, value)
 
-    async def _resume(self, suspended: Suspended) -> Event | None:
+    async def _resume(self, suspended: Suspended) -> LifecycleEvent | None:
         """Wait for a hook that did not return at once."""
         doing, step = suspended.doing, suspended.step
         try:
@@ -498,7 +498,7 @@ class AsyncioEngine(EngineCall):
 
     def _failed(
         self, attempt: InProgress, step: LifecycleStep, error: BaseException
-    ) -> Event | None:
+    ) -> LifecycleEvent | None:
         if is_a(error, asyncio.CancelledError):
             forgive()
         if self.is_aborted and not is_fatal(error) and attempt.claim():
@@ -508,7 +508,9 @@ class AsyncioEngine(EngineCall):
             return STOPPED
         return super()._failed(attempt, step, error)
 
-    async def _sleep(self, worker: EngineWorker, run: LifecycleRun, seconds: float) -> Event | None:
+    async def _sleep(
+        self, worker: EngineWorker, run: LifecycleRun, seconds: float
+    ) -> LifecycleEvent | None:
         """Wait before the next attempt; a wait that outlives the grace of a stop ends at once."""
         nap = Attempt(self.call, run, BACKOFF, run.attempt)
         worker.attempt = nap

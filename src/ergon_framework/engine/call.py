@@ -36,7 +36,7 @@ from ergon_framework.core.transaction_lifecycle import (
     SUCCEEDED,
     End,
     Ending,
-    Event,
+    LifecycleEvent,
     LifecycleStep,
     Verb,
     advance,
@@ -463,7 +463,7 @@ class EngineCall:
         """Let a worker begin, with something to finish first if ``first`` is given."""
 
     @abstractmethod
-    def _drive(self, worker: EngineWorker, run: LifecycleRun, event: Event) -> Any:
+    def _drive(self, worker: EngineWorker, run: LifecycleRun, event: LifecycleEvent) -> Any:
         """Do what the machine says until the end; starts at any event."""
 
     @abstractmethod
@@ -672,7 +672,7 @@ class EngineCall:
 
     def _failed(
         self, attempt: InProgress, step: LifecycleStep, error: BaseException
-    ) -> Event | None:
+    ) -> LifecycleEvent | None:
         """A hook raised. None when the supervisor took the run away meanwhile."""
         if not self._owns(attempt):
             return None
@@ -689,7 +689,7 @@ class EngineCall:
 
     def _returned(
         self, doing: InProgress, run: LifecycleRun, step: LifecycleStep, result: Any
-    ) -> Event | None:
+    ) -> LifecycleEvent | None:
         """A hook returned. None when the supervisor took the run away meanwhile."""
         try:
             # ``list.pop`` is atomic: of the worker and the supervisor exactly one gets the ticket,

@@ -15,9 +15,9 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.transaction_lifecycle import (
     STOPPED,
     VERBS,
-    Action,
     End,
-    Event,
+    LifecycleAction,
+    LifecycleEvent,
     LifecycleStep,
     Raised,
     RaisedDiscard,
@@ -60,7 +60,7 @@ class Decider:
         self.now = now
         self.instrumentation = instrumentation
 
-    def decide(self, run: LifecycleRun, event: Event) -> Action:
+    def decide(self, run: LifecycleRun, event: LifecycleEvent) -> LifecycleAction:
         """Ask the core what follows, and note what only a driver knows about it."""
         step, attempt = run.step, run.attempt
         backoff = self.rule.of(step).retry.backoff
@@ -78,7 +78,7 @@ class Decider:
         event: Raised | TimedOut,
         step: LifecycleStep,
         attempt: int,
-        action: Action,
+        action: LifecycleAction,
     ) -> None:
         if isinstance(action, End) or run.step is not step:
             return
@@ -89,7 +89,9 @@ class Decider:
             "retry.scheduled", run=run, phase=phase, attempt=attempt, delay=delay, failure=failure
         )
 
-    def raised(self, attempt: InProgress, step: LifecycleStep, error: BaseException) -> Event:
+    def raised(
+        self, attempt: InProgress, step: LifecycleStep, error: BaseException
+    ) -> LifecycleEvent:
         """A hook raised, and the caller owns the attempt."""
         run: LifecycleRun = attempt.run
         # Ctrl-C is raised in whichever hook runs and says nothing about its transaction, which is
@@ -157,7 +159,7 @@ def timed_out(scope: TimeoutScope) -> Failure:
     return Failure(Kind.TIMEOUT, f"{scope.value}_timeout", f"the {scope.value} ran out of time")
 
 
-def _note_timeout(run: LifecycleRun, step: LifecycleStep, action: Action) -> None:
+def _note_timeout(run: LifecycleRun, step: LifecycleStep, action: LifecycleAction) -> None:
     key = run.transaction.transaction_id
     if isinstance(action, End):
         if action.handler_failure is not None:

@@ -22,7 +22,7 @@ from ergon_framework.core.transaction_lifecycle import (
     WOKE,
     CallHook,
     End,
-    Event,
+    LifecycleEvent,
     Sleep,
     TimedOut,
     TimeoutScope,
@@ -304,9 +304,9 @@ class ThreadEngine(EngineCall):
                 return self._finish(worker, run, SUCCEEDED)
         return event is not None and self._drive(worker, run, event)
 
-    def _drive(self, worker: EngineWorker, run: LifecycleRun, event: Event) -> bool:
+    def _drive(self, worker: EngineWorker, run: LifecycleRun, event: LifecycleEvent) -> bool:
         """Do what the machine says until the end; starts at any event."""
-        next_event: Event | None = event
+        next_event: LifecycleEvent | None = event
         while next_event is not None:
             action = self.decider.decide(run, next_event)
             if isinstance(action, CallHook):
@@ -317,7 +317,9 @@ class ThreadEngine(EngineCall):
                 return self._finish(worker, run, action)
         return False
 
-    def _attempt(self, worker: EngineWorker, run: LifecycleRun, step: StepPlan) -> Event | None:
+    def _attempt(
+        self, worker: EngineWorker, run: LifecycleRun, step: StepPlan
+    ) -> LifecycleEvent | None:
         """One call of a hook, off the happy path."""
         if step.hook is None:
             return RETURNED
@@ -333,7 +335,7 @@ class ThreadEngine(EngineCall):
         doing: InProgress,
         current: Any,
         *given: Any,
-    ) -> Event | None:
+    ) -> LifecycleEvent | None:
         """Call a hook. None when the supervisor took the run away meanwhile."""
         # Its time was over before it began: the hook is not called.
         if self.is_timed and not self.arm(doing, run, step.timeout):
@@ -359,7 +361,9 @@ class ThreadEngine(EngineCall):
             return self._failed(doing, step.step, never_awaited(result, step.phase))
         return self._returned(doing, run, step.step, result)
 
-    def _sleep(self, worker: EngineWorker, run: LifecycleRun, seconds: float) -> Event | None:
+    def _sleep(
+        self, worker: EngineWorker, run: LifecycleRun, seconds: float
+    ) -> LifecycleEvent | None:
         """Wait before the next attempt; a wait that outlives the grace of a stop ends at once."""
         nap = Attempt(self.call, run, BACKOFF, run.attempt)
         worker.attempt = nap

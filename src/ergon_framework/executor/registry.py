@@ -11,14 +11,19 @@ import msgspec
 
 from ergon_framework.errors import HookError, JobError, WiringError
 from ergon_framework.executor.binding import BatchBinding, Binding, InvalidArgumentsError
+from ergon_framework.lazy_exports import LateModule
 from ergon_framework.ports.colour import is_async_generator, is_coroutine, is_generator
 from ergon_framework.ports.round_trip import model_as_json, path_text
 from ergon_framework.ports.unit_of_work import RUNNING
 
 if TYPE_CHECKING:
-    from ergon_framework.ports.job_options import HandlerOptions, JobCall
-    from ergon_framework.ports.lifespan import Dependencies, DependencyScope, LifespanOptions
-    from ergon_framework.ports.middleware import Around, MiddlewareStack
+    import ergon_framework.ports.job_options as job_fields
+    import ergon_framework.ports.lifespan as lifespan_port
+    import ergon_framework.ports.middleware as middleware_port
+else:
+    job_fields = LateModule("ergon_framework.ports.job_options")
+    lifespan_port = LateModule("ergon_framework.ports.lifespan")
+    middleware_port = LateModule("ergon_framework.ports.middleware")
 
 MAX_BATCH = 1024
 """Jobs in one call: as many as may be in flight to one process."""
@@ -68,7 +73,7 @@ class Handler:
         """Seconds of silence after which a worker ends an attempt; None: it need not report."""
         self.give_up_on: tuple[type[BaseException], ...] = ()
         self._registry = registry
-        self._layers: tuple[Around, ...] | None = None
+        self._layers: tuple[middleware_port.Around, ...] | None = None
         self.is_async = is_coroutine(function)
         self._binding: Binding | BatchBinding | None = None
         if batch:  # what is called for a single one
@@ -83,7 +88,7 @@ class Handler:
         return self._binding
 
     @property
-    def layers(self) -> tuple[Around, ...]:
+    def layers(self) -> tuple[middleware_port.Around, ...]:
         """The middleware around the handler, the innermost first, chosen at the first use."""
         if self._layers is None:
             self._layers = self._registry.layers_of(self.name, is_async=self.is_async)
@@ -141,14 +146,14 @@ class Registry:
     def __init__(
         self,
         *,
-        dependencies: Dependencies | None = None,
-        middleware: MiddlewareStack | None = None,
+        dependencies: lifespan_port.Dependencies | None = None,
+        middleware: middleware_port.MiddlewareStack | None = None,
     ) -> None:
         """An application hands in its own ``dependencies`` and ``middleware``, and shares them."""
         self._handlers: dict[str, Handler] = {}
         self._dependencies = dependencies
         self._middleware = middleware
-        self._scope: DependencyScope | None = None
+        self._scope: lifespan_port.DependencyScope | None = None
         self.startup_hooks: list[Hook] = []
         self.shutdown_hooks: list[Hook] = []
 
@@ -162,7 +167,7 @@ class Registry:
         batch: int | None = None,
         linger: float | None = None,
         heartbeat: float | None = None,
-        **options: Unpack[HandlerOptions],
+        **options: Unpack[job_fields.HandlerOptions],
     ) -> Callable[[_F], _F]: ...
     def handler(self, name: Any = None, **options: Any) -> Any:
         """Register a function, under the given name or under its own; returns it unchanged.
@@ -184,7 +189,7 @@ class Registry:
         batch: int | None = None,
         linger: float | None = None,
         heartbeat: float | None = None,
-        **options: Unpack[HandlerOptions],
+        **options: Unpack[job_fields.HandlerOptions],
     ) -> _F:
         """Register a function; the same as decorating it."""
         if isinstance(function, staticmethod | classmethod) or not callable(function):
@@ -214,7 +219,7 @@ class Registry:
         del self._handlers[name]
 
     @property
-    def dependencies(self) -> Dependencies:
+    def dependencies(self) -> lifespan_port.Dependencies:
         """The lifespans, made at the first use: an executor without any starts sooner."""
         if self._dependencies is None:
             from ergon_framework.ports.lifespan import Dependencies
@@ -223,7 +228,7 @@ class Registry:
         return self._dependencies
 
     @property
-    def scope(self) -> DependencyScope | None:
+    def scope(self) -> lifespan_port.DependencyScope | None:
         """What the lifespans have opened in this process; None where there are none."""
         if self._scope is None and self._dependencies is not None:
             from ergon_framework.ports.lifespan import DependencyScope
@@ -231,7 +236,7 @@ class Registry:
             self._scope = DependencyScope(self._dependencies)
         return self._scope
 
-    def layers_of(self, name: str, *, is_async: bool) -> tuple[Around, ...]:
+    def layers_of(self, name: str, *, is_async: bool) -> tuple[middleware_port.Around, ...]:
         """The middleware around a handler, the innermost first."""
         if self._middleware is None:
             return ()
@@ -243,7 +248,7 @@ class Registry:
     def lifespan(self, function: _H, /) -> _H: ...
     @overload
     def lifespan(
-        self, function: None = None, /, **options: Unpack[LifespanOptions]
+        self, function: None = None, /, **options: Unpack[lifespan_port.LifespanOptions]
     ) -> Callable[[_H], _H]: ...
     def lifespan(self, function: Any = None, /, **options: Any) -> Any:
         """Open what handlers need before the first request, and close it after the last.
@@ -365,7 +370,9 @@ class Registry:
             raise
         return sent[0], sent[1]
 
-    def job_call(self, handler: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JobCall:
+    def job_call(
+        self, handler: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> job_fields.JobCall:
         """What to store for a call of a handler, checked, with the options of its jobs.
 
         Dates, dataclasses, models and the like become what JSON can carry. A handler that names

@@ -57,7 +57,7 @@ from ergon_framework.storage.external_transactions import run_on
 from ergon_framework.storage.urls import option_for
 
 if TYPE_CHECKING:
-    from ergon_framework.jobs import settings as job_settings
+    import ergon_framework.jobs.settings as job_settings
 else:
     job_settings = LateModule("ergon_framework.jobs.settings")
 
@@ -234,6 +234,7 @@ class AsyncJobClient:
         self._url = url
         self._handlers = registry
         self.settings = settings or default_settings()
+        self._given_settings = settings
         self._store = store
         self._client: JobClient | None = None
         self._is_shut = False
@@ -640,7 +641,7 @@ class AsyncJobClient:
             if self._client is None:
                 self._client = JobClient(
                     self._url,
-                    settings=self.settings,
+                    settings=self._given_settings,
                     store=self._store,
                     registry=self._handlers,
                 )

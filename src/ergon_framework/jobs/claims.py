@@ -14,9 +14,9 @@ from ergon_framework.core.executor_protocol import (
 )
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import (
-    Event,
     Failed,
     HeldBack,
+    JobEvent,
     route,
 )
 from ergon_framework.core.rfc3339 import format_rfc3339
@@ -59,7 +59,7 @@ class Claim:
             None  # what its handler has said last of how far it is
         )
         self.span: Span | None = None  # of the attempt under way, if the job is traced
-        self.outcome: Event | None = None  # it cannot be sent: this is settled instead
+        self.outcome: JobEvent | None = None  # it cannot be sent: this is settled instead
 
     def renewal(self) -> LeaseRenewal:
         """What the store needs to prolong the lease."""

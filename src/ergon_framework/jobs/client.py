@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import msgspec
@@ -31,6 +32,7 @@ from ergon_framework.jobs.admin import (
     request_cancel,
     request_transition,
     requeue_all,
+    too_busy,
 )
 from ergon_framework.jobs.bulk import BulkChange
 from ergon_framework.jobs.change_requests import (
@@ -107,7 +109,7 @@ from ergon_framework.telemetry.conventions import (
 from ergon_framework.telemetry.notices import emit, has_listeners
 
 if TYPE_CHECKING:
-    from ergon_framework.jobs import settings as job_settings
+    import ergon_framework.jobs.settings as job_settings
 else:
     job_settings = LateModule("ergon_framework.jobs.settings")
 
@@ -194,7 +196,10 @@ class JobClient:
         self.settings = settings or default_settings()
         self._max_batch = max_batch
         self._max_steps = max_steps
-        self.store = with_codec(_open(url) if store is None else store, self.settings)
+        opened = _open(url) if store is None else store
+        if settings is not None:
+            opened.retention = settings.retention
+        self.store = with_codec(opened, self.settings)
         self.before_storing: Callable[[], None] | None = None
         """Called before jobs are stored in a commit of their own; what it raises stops that."""
         self._settler = Settler(self.settings, "client")
@@ -670,7 +675,8 @@ class JobClient:
                 self._add_flow(flow, [step], connection)
             return EnqueuedJob.of(EnqueueResult(job.id, True), self)
 
-        return retry_conflicts(attempt, max_attempts=MAX_CONFLICTS)
+        give_up = partial(too_busy, ids[0])
+        return retry_conflicts(attempt, max_attempts=MAX_CONFLICTS, give_up=give_up)
 
     def _bounded(self, jobs: list[NewJob]) -> list[NewJob]:
         if len(jobs) > self._max_batch:

@@ -24,7 +24,7 @@ from ergon_framework.core.executor_protocol import (
     reported_progress,
 )
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Event, Failed, ProcessDied, Released, Unread
+from ergon_framework.core.job import Failed, JobEvent, ProcessDied, Released, Unread
 from ergon_framework.core.text import one_line, one_sentence, several_lines
 from ergon_framework.jobs.child_process import ChildProcess
 from ergon_framework.jobs.claims import Claim, silence_of
@@ -476,7 +476,7 @@ class ExecutorProcess:
             self.close_input()
             self.term_at = now + self.settings.leaves_within
 
-    def finish_requests(self) -> list[tuple[PendingRequest, Event]]:
+    def finish_requests(self) -> list[tuple[PendingRequest, JobEvent]]:
         """The process has ended: read what it wrote last, and decide each request in flight."""
         # The order matters: answers first, then the rest of standard error, and only then is it
         # decided what the unanswered requests died of.
@@ -509,7 +509,7 @@ class ExecutorProcess:
         self.child.close()
         return ends
 
-    def _event(self, request: PendingRequest, taken: int, is_alone: bool) -> Event:
+    def _event(self, request: PendingRequest, taken: int, is_alone: bool) -> JobEvent:
         if request.is_silent and self.end_reason is not None:
             return self.silence(request)
         if request.cancelled_at is not None and self.end_reason is EndReason.CANCELLED:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypedDict
+from datetime import datetime
+from typing import Any, TypedDict
 
 import msgspec
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import JobError
 from ergon_framework.ports.job_fields import (
-    Check,
+    FieldCheck,
     choice,
     instant,
     metadata,
@@ -20,9 +21,6 @@ from ergon_framework.ports.job_fields import (
     text,
 )
 from ergon_framework.ports.jobstore import Search
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 
 class JobFilter(TypedDict, total=False):
@@ -106,7 +104,7 @@ def _listed(field: str, value: Any) -> tuple[Any, ...]:
         raise refusal(field, wrong, "give one text, or several in a list") from error
 
 
-_FIELDS: dict[str, tuple[str, Check]] = {
+_FIELDS: dict[str, tuple[str, FieldCheck]] = {
     "status": ("statuses", _statuses),
     "queue": ("queue", name),
     "handler": ("handler", name),

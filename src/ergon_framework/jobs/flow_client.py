@@ -48,7 +48,7 @@ from ergon_framework.ports.jobstore import FlowStore, FullJobStore, Job, Search
 from ergon_framework.storage.urls import option_for, pasteable
 
 if TYPE_CHECKING:
-    from ergon_framework.jobs import settings as job_settings
+    import ergon_framework.jobs.settings as job_settings
 else:
     job_settings = LateModule("ergon_framework.jobs.settings")
 
@@ -259,13 +259,18 @@ def steps_of(store: FullJobStore, flow_id: str, limit: int | None = None) -> Ite
 
 
 def decide(
-    store: FullJobStore, flow_id: str, event: FlowEvent, *, seconds: float = math.inf
+    store: FullJobStore,
+    flow_id: str,
+    event: FlowEvent,
+    *,
+    seconds: float = math.inf,
+    ticks: Callable[[], float] = time.monotonic,
 ) -> Flow:
     """Cancel, retry or skip; raises JobStateError where the flow is not in a state for it.
 
     Steps that are not done after so many ``seconds`` are left to workers.
     """
-    until = time.monotonic() + seconds
+    until = ticks() + seconds
     flows = flows_of(store)
     if not isinstance(event, CancelFlow):
         _refuse_erased(store, str(flow_id), is_skip=isinstance(event, SkipFailed))
@@ -282,9 +287,10 @@ def decide(
         ) from error
     # Workers would do the rest, too: they may be few, busy or away.
     is_swept = False
-    while time.monotonic() < until and flows.sweep(changed.id):
+    while ticks() < until and flows.sweep(changed.id):
         is_swept = True
-    return found_flow(store, flow_id) if is_swept else changed
+    # It is changed also where somebody has deleted it since.
+    return (flows.find(str(flow_id)) or changed) if is_swept else changed
 
 
 def _refuse_erased(store: FullJobStore, flow_id: str, *, is_skip: bool) -> None:
@@ -303,19 +309,25 @@ def _refuse_erased(store: FullJobStore, flow_id: str, *, is_skip: bool) -> None:
     )
 
 
-def purge_flow(store: FullJobStore, flow_id: str, *, seconds: float = math.inf) -> None:
+def purge_flow(
+    store: FullJobStore,
+    flow_id: str,
+    *,
+    seconds: float = math.inf,
+    ticks: Callable[[], float] = time.monotonic,
+) -> None:
     """Delete a flow that has ended, with its steps; in slices, as retention does.
 
     Retention deletes what is left of it after so many ``seconds``.
     """
-    until = time.monotonic() + seconds
+    until = ticks() + seconds
     flows = flows_of(store)
     with hints_for(store):
         flows.purge(str(flow_id))
     # Not by a prune, which would also delete what others keep until it is archived.
     while (flow := flows.find(str(flow_id))) is not None:
         while flows.delete(flow, PURGED_AT_ONCE):
-            if time.monotonic() >= until:
+            if ticks() >= until:
                 return
         if not flow.status.is_final:
             return  # somebody brought it back meanwhile

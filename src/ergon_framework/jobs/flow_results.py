@@ -9,7 +9,7 @@ import msgspec
 
 from ergon_framework.core.executor_protocol import MAX_LINE
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Event, Failed, Released
+from ergon_framework.core.job import Failed, JobEvent, Released
 from ergon_framework.errors import StoreError, UnreadableJobError
 from ergon_framework.jobs.claims import Claim, unreadable_outcome
 from ergon_framework.jobs.payload_codec_store import ResultsTooLargeError
@@ -110,7 +110,7 @@ def _read(ids: Sequence[str], read: ReadResults | None) -> Results:
     return {} if read is None else read(ids)
 
 
-def _too_large(size: int) -> Event:
+def _too_large(size: int) -> JobEvent:
     text = (
         f"its arguments take {size:,} bytes with the results of the steps before it, and"
         f" {MAX_ARGUMENTS:,} can be sent; let these steps return where their data is"

@@ -213,7 +213,7 @@ class Group(Draft):
         self.then = None if then is None else part_of(then, "group", 0)
 
 
-Part: TypeAlias = Step[Any] | SignalStep | Chain | Group
+FlowPart: TypeAlias = Step[Any] | SignalStep | Chain | Group
 # As tuples: a flow may have very many parts, and a look at a union of types takes longer.
 _PARTS = (Step, SignalStep, Chain, Group)
 _STEPS = (Step, SignalStep)
@@ -222,14 +222,14 @@ _SINGLE = (*_PARTS, str, bytes, Mapping)
 """What could be gone through, or stands for one step, and is no list of them."""
 
 
-def _parts(kind: str, given: Iterable[Any]) -> list[Part]:
-    made: list[Part] = []
+def _parts(kind: str, given: Iterable[Any]) -> list[FlowPart]:
+    made: list[FlowPart] = []
     for each in given:
         made.append(part_of(each, kind, len(made) + 1))
     return made
 
 
-def part_of(given: Any, kind: str, number: int) -> Part:
+def part_of(given: Any, kind: str, number: int) -> FlowPart:
     """A step, chain or group; a handler's name, a tuple or a dict is a step.
 
     ``kind`` and ``number`` say where it stands: 1 is the first of a chain, 0 the ``then`` of a
@@ -340,7 +340,7 @@ class FlowPlanner:
         )
         return flow, [self._job(n, make) for n in range(1, len(self._steps) + 1)]
 
-    def _place(self, part: Part, wait: _Wait, result: Any) -> tuple[_Wait, Any, Any]:
+    def _place(self, part: FlowPart, wait: _Wait, result: Any) -> tuple[_Wait, Any, Any]:
         """Number a part; answers what its successors wait for, its result, and how it is shown."""
         if isinstance(part, _STEPS):
             return self._place_step(part, wait, result)

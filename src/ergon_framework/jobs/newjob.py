@@ -20,7 +20,7 @@ from ergon_framework.jobs.payload_codec import refuse_mark
 from ergon_framework.ports.job_fields import (
     LISTS,
     TEN_YEARS,
-    Check,
+    FieldCheck,
     choice,
     encode_args,
     encode_kwargs,
@@ -106,7 +106,7 @@ def _alone(field: str, _value: Any) -> Any:
     raise refusal(field, "cannot be given here", "enqueue that job by itself, or as part of a flow")
 
 
-_CHECKS: dict[str, Check] = {
+_CHECKS: dict[str, FieldCheck] = {
     **CHECKS,
     "retry": _retry,
     "on_duplicate": choice(OnDuplicate),

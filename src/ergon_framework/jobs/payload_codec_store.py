@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from ergon_framework.core.retention import JobRetention
 from ergon_framework.core.unique import OnDuplicate
 from ergon_framework.errors import (
     ConfigurationError,
@@ -91,6 +92,15 @@ class PayloadCodecStore:
         if name == "flows":
             return PayloadCodecFlows(found, self.codec)
         return found
+
+    @property
+    def retention(self) -> JobRetention:
+        """How long jobs are kept that the store inside ends by itself."""
+        return self.plain.retention
+
+    @retention.setter
+    def retention(self, retention: JobRetention) -> None:
+        self.plain.retention = retention
 
     @property
     def plain_flows(self) -> Any:

@@ -30,9 +30,9 @@ from ergon_framework.core.executor_protocol import (
 )
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import (
-    Event,
     Failed,
     HandlerMissing,
+    JobEvent,
     ProcessDied,
     Released,
 )
@@ -143,7 +143,7 @@ class PoolOwner(Protocol):
         """Offer more slots, or take some back; returns the change that was made."""
 
     def finish(
-        self, claim: Claim, event: Event, seconds: float | None, result: bytes | None
+        self, claim: Claim, event: JobEvent, seconds: float | None, result: bytes | None
     ) -> None:
         """Settle a claimed job by what was seen of it."""
 
@@ -388,7 +388,7 @@ class ExecutorPool:
         # A success counts however late it is, as long as the lease holds. Any other late answer is
         # told as the timeout that it is.
         if request.is_overdue and reply.status is not Status.SUCCESS:
-            event: Event = process.expired(request)
+            event: JobEvent = process.expired(request)
         elif request.is_silent and reply.status is not Status.SUCCESS:
             event = process.silence(request)
         else:
@@ -565,7 +565,7 @@ class ExecutorPool:
 
     def _settle_requests_of(
         self, process: ExecutorProcess, now: float
-    ) -> list[tuple[PendingRequest, Event]]:
+    ) -> list[tuple[PendingRequest, JobEvent]]:
         """Settle what a process that has ended had in flight; returns those requests."""
         # Reads the last answers before anything is settled: a process may answer and die in one
         # breath, and that answer counts.
@@ -760,7 +760,7 @@ def _end_reason(process: ExecutorProcess) -> str:
 
 
 def _is_able_to_start(
-    process: ExecutorProcess, ends: Sequence[tuple[PendingRequest, Event]]
+    process: ExecutorProcess, ends: Sequence[tuple[PendingRequest, JobEvent]]
 ) -> bool:
     """Whether the end of a process says nothing against the next start.
 

@@ -16,6 +16,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from hashlib import sha256
 from typing import Annotated, Any, Literal, Protocol, Self
 
@@ -575,6 +576,8 @@ def _planned(schedule: Schedule, expected: float, now: float) -> Due:
     return due(fires_of(schedule), expected, now, Misfire(schedule.misfire))
 
 
+# Nothing but the schedule says when it fires next, and rare fires take long to find.
+@lru_cache(maxsize=1000)
 def _previewed(schedule: Schedule, count: int) -> Upcoming:
     if schedule.is_paused:
         return Upcoming(schedule, problem="it is paused")

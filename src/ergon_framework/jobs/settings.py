@@ -18,7 +18,8 @@ from pydantic import (
 
 from ergon_framework.core.claim import checked_version
 from ergon_framework.core.failure import Kind
-from ergon_framework.core.job import JOB_RETRIES, JobRule, JobStatus
+from ergon_framework.core.job import JOB_RETRIES, JobRule
+from ergon_framework.core.retention import DAY, JobRetention, KeptFor
 from ergon_framework.core.retry import Backoff, RetryRule
 from ergon_framework.errors import ConfigurationError, JobError
 from ergon_framework.jobs.payload_codec import PLAIN, PayloadCodec
@@ -41,7 +42,6 @@ from ergon_framework.ports.settings_model import (
 UpToTenYears = Annotated[PositiveOrZero, Field(le=TEN_YEARS)]
 """Seconds from now. What lies further ahead is a mistake in the unit, and may be beyond the year
 9999, which no store can read back."""
-DAY = 86_400.0
 MORE_DELIVERIES = 3
 """How many deliveries a job has beyond its attempts, by default."""
 
@@ -152,6 +152,13 @@ class QueueSettings(SettingsModel):
         own = {name: getattr(self, name) for name in named}
         return own | {f"key_{name}": getattr(self.per_key, name) for name in named}
 
+    def kept_for(self, usual: KeptFor) -> KeptFor:
+        """How long its jobs are kept, where those of all queues are kept for ``usual``."""
+        own = (self.result_ttl, self.failed_ttl, self.cancelled_ttl)
+        return KeptFor(
+            *(of_all if ttl is None else ttl for ttl, of_all in zip(own, usual, strict=True))
+        )
+
     @property
     def sets_limits(self) -> bool:
         """Whether it says anything about limits; a table without a key lifts them."""
@@ -184,15 +191,6 @@ GIVEN_UP = frozenset(
     }
 )
 """Codes of errors that trying again cannot mend, whatever else is given up on."""
-
-
-_KEPT_BY = {
-    JobStatus.COMPLETED: "result_ttl",
-    JobStatus.FAILED: "failed_ttl",
-    JobStatus.CANCELLED: "cancelled_ttl",
-}
-
-RetryPolicy: TypeAlias = RetrySettings | Mapping[str, Any]
 
 
 MIN_OBJECT = 1024
@@ -289,14 +287,12 @@ class JobsSettings(SettingsModel):
         """
         return 0.8 * self.lease
 
-    def kept(self, queue: str, status: JobStatus) -> float | None:
-        """Seconds that a job of this queue is kept when it has ended so; None: it has not ended."""
-        key = _KEPT_BY.get(status)
-        if key is None:
-            return None
-        own: float | None = getattr(self.queues.get(queue), key, None)
-        found: float = getattr(self, key) if own is None else own
-        return found
+    @property
+    def retention(self) -> JobRetention:
+        """How long ended jobs are kept."""
+        usual = KeptFor(self.result_ttl, self.failed_ttl, self.cancelled_ttl)
+        queues = {name: each.kept_for(usual) for name, each in self.queues.items()}
+        return JobRetention(usual, {name: own for name, own in queues.items() if own != usual})
 
     def final_codes(self, retry: RetrySettings | None = None) -> frozenset[str]:
         """Codes of errors after which a job with this retry policy of its own is given up."""

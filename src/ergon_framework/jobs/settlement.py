@@ -20,10 +20,10 @@ from ergon_framework.core.job import (
     CancelRequested,
     Discarded,
     EditRequested,
-    Event,
     Failed,
     HeldBack,
     InvalidTransition,
+    JobEvent,
     JobRule,
     JobSnapshot,
     JobStatus,
@@ -88,12 +88,7 @@ class Settler:
         self._encodes = self._codec.encodes  # asked for each job
         self._rule = settings.rule()
         self._give_up_on = settings.final_codes()
-        self._result_ttl = settings.result_ttl
-        self._result_ttls = {  # of queues that have their own
-            name: each.result_ttl
-            for name, each in settings.queues.items()
-            if each.result_ttl is not None
-        }
+        self._keep = settings.retention.keep
         self._timeout = settings.timeout
 
     def rule_of(self, job: ClaimedJob | Job) -> JobRule:
@@ -106,7 +101,7 @@ class Settler:
         """Seconds for one attempt."""
         return self._timeout if job.timeout is None else job.timeout
 
-    def event_of(self, reply: Reply, job: ClaimedJob) -> Event:
+    def event_of(self, reply: Reply, job: ClaimedJob) -> JobEvent:
         """What an executor's answer means."""
         if reply.status is _SUCCESS:
             return _SUCCEEDED if reply.error_type != DISCARDED else _discarded(reply)
@@ -137,7 +132,7 @@ class Settler:
     def settle_claim(
         self,
         claim: Claim,
-        event: Event,
+        event: JobEvent,
         now: float,
         seconds: float | None,
         result: bytes | None,
@@ -149,7 +144,6 @@ class Settler:
         ``is_encoded``: whether the result is as the store keeps it, see :meth:`encoded_result`.
         """
         job = claim.job
-        keep: float | None
         if result is not None and not is_encoded and result.startswith(ENCODED_RESULT):
             # It could not be told from a result that Ergon has encoded.
             event, result = (_RESERVED if isinstance(event, Succeeded) else event), None
@@ -158,9 +152,6 @@ class Settler:
             entry = _completed_entry(
                 self._quoted, transition.attempts, now, job.deliveries, seconds
             )
-            keep = job.result_ttl
-            if keep is None:
-                keep = self._result_ttls.get(job.queue, self._result_ttl)
         else:
             snapshot = JobSnapshot(
                 JobStatus.ACTIVE,
@@ -176,7 +167,6 @@ class Settler:
             entry = self._entry(transition, now, job.deliveries, seconds, event=seen)
             if transition.status is not JobStatus.COMPLETED or transition.event == DISCARDED:
                 result = None
-            keep = self.keep(job.queue, transition.status, job.result_ttl)
         if self._encodes and result is not None and not is_encoded:
             result = self._codec.encode_result(result, job.id)
         return Settlement(  # by position: this is done for each job, and by name it takes longer
@@ -187,14 +177,14 @@ class Settler:
             transition,
             entry,
             result,
-            keep,
+            self._keep(job.queue, transition.status, job.result_ttl),
             False,
             job.handler,
             job.queue,
             job.flow_id is not None,
         )
 
-    def is_slow(self, event: Event, result: bytes | None) -> bool:
+    def is_slow(self, event: JobEvent, result: bytes | None) -> bool:
         """Whether a result may go to an object store, which takes longer than a turn may."""
         objects = self._codec.objects
         if objects is None or result is None or len(result) <= objects.above:
@@ -206,7 +196,7 @@ class Settler:
         return self._codec.encode_result(result, claim.job.id)
 
     def settle_stored(
-        self, job: Job, event: Event, now: float, *, if_expired: bool = False
+        self, job: Job, event: JobEvent, now: float, *, if_expired: bool = False
     ) -> Settlement:
         """The settlement of a job that the store listed; raises InvalidTransition."""
         attempts = job.attempts - job.is_charged
@@ -234,18 +224,12 @@ class Settler:
             entry=self._entry(
                 transition, now, job.deliveries, None, lost_by=job.worker, event=seen
             ),
-            keep=self.keep(job.queue, transition.status, job.result_ttl),
+            keep=self._keep(job.queue, transition.status, job.result_ttl),
             if_expired=if_expired,
             handler=job.handler,
             queue=job.queue,
             is_step=job.step is not None,
         )
-
-    def keep(self, queue: str, status: JobStatus, result_ttl: float | None) -> float | None:
-        """How long a final job stays in the store: its own time, its queue's, that of all jobs."""
-        if status is JobStatus.COMPLETED and result_ttl is not None:
-            return result_ttl
-        return self._settings.kept(queue, status)
 
     def _entry(
         self,
@@ -254,7 +238,7 @@ class Settler:
         delivery: int,
         seconds: float | None,
         lost_by: str | None = None,
-        event: Event | CancelRequest | None = None,
+        event: JobEvent | CancelRequest | None = None,
     ) -> bytes:
         entry: dict[str, Any] = {
             "at": _instant(now),

@@ -16,9 +16,9 @@ from opentelemetry.trace import Span
 from ergon_framework.core.executor_protocol import ATTEMPTS
 from ergon_framework.core.job import (
     Discarded,
-    Event,
     Failed,
     HeldBack,
+    JobEvent,
     ProcessDied,
     Released,
     Unread,
@@ -129,7 +129,7 @@ def request_carrier(claim: Claim, settler: Settler, worker: str) -> dict[str, st
     return {**others, ATTEMPTS: "1"} if is_single else others
 
 
-def came_back(claim: Claim, event: Event) -> None:
+def came_back(claim: Claim, event: JobEvent) -> None:
     """End the span of an attempt with its outcome."""
     span, claim.span = claim.span, None
     if span is not None:
@@ -137,7 +137,7 @@ def came_back(claim: Claim, event: Event) -> None:
         end_span(span, failure, {"rrq.outcome": outcome})
 
 
-def _span_outcome(event: Event) -> tuple[str, str | None]:
+def _span_outcome(event: JobEvent) -> tuple[str, str | None]:
     if isinstance(event, Failed):
         return "failed", event.failure.code
     if isinstance(event, ProcessDied):

@@ -23,7 +23,7 @@ import msgspec
 
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Event, Failed, JobStatus, route
+from ergon_framework.core.job import Failed, JobEvent, JobStatus, route
 from ergon_framework.core.text import failure_text, indented, one_line, toml_table
 from ergon_framework.errors import (
     ConfigurationError,
@@ -291,6 +291,7 @@ class Worker:
         self.watchdog = Watchdog(self.settings.claimed_for)
         self.queues = tuple(queues) if queues else None
         self._store = with_codec(store, self.settings)
+        store.retention = self.settings.retention
         self.settler = Settler(self.settings, self.name, codec_of(self._store, self.settings))
         self._burst = burst
         self._timing = timing = timing or WorkerTiming()
@@ -658,7 +659,7 @@ class Worker:
         return self._store_thread.offer(executor, slots)
 
     def finish(
-        self, claim: Claim, event: Event, seconds: float | None, result: bytes | None
+        self, claim: Claim, event: JobEvent, seconds: float | None, result: bytes | None
     ) -> None:
         """Settle a claimed job by what was seen of it."""
         if self.settler.is_slow(event, result):
@@ -666,7 +667,9 @@ class Worker:
         else:
             self._finish(claim, event, seconds, result)
 
-    def _keep_apart(self, claim: Claim, event: Event, seconds: float | None, result: bytes) -> None:
+    def _keep_apart(
+        self, claim: Claim, event: JobEvent, seconds: float | None, result: bytes
+    ) -> None:
         """Write a large result to the object store in a thread; its job is settled afterwards.
 
         Meanwhile its lease is renewed, and its process may have the next job: until results wait
@@ -697,7 +700,7 @@ class Worker:
     def _finish(
         self,
         claim: Claim,
-        event: Event,
+        event: JobEvent,
         seconds: float | None,
         result: bytes | None,
         *,

@@ -89,7 +89,7 @@ class CapacityExceeded:
     size: int
 
 
-Outcome: TypeAlias = Appended | Conflict | MissingReference | CapacityExceeded
+AppendOutcome: TypeAlias = Appended | Conflict | MissingReference | CapacityExceeded
 
 
 @dataclass(slots=True)
@@ -295,7 +295,7 @@ class FactLog(Protocol):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         """Append in order in one commit, each with an outcome of its own.
 
         The ledger is asked first: what is there already is answered even when the log is full. Then
@@ -309,7 +309,7 @@ class FactLog(Protocol):
         self,
         log: str,
         facts: Sequence[NewFact],
-        done: Callable[[list[Outcome] | BaseException], None],
+        done: Callable[[list[AppendOutcome] | BaseException], None],
         *,
         capacity: int | None = None,
     ) -> None:
@@ -353,7 +353,7 @@ class FactLog(Protocol):
         link: Link,
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         """Insert what a peer sent where it is absent, and move the link to ``link``: one commit.
 
         A conflicting fact is put into quarantine under ``pull:<peer>``, and the link passes it; so

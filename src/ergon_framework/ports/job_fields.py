@@ -25,7 +25,7 @@ SCHEDULE_NAME = "[A-Za-z0-9_][A-Za-z0-9_.-]*"
 MAX_SCHEDULE_NAME = 100
 """The name of a schedule is part of ids, and is typed in commands."""
 
-Check: TypeAlias = Callable[[str, Any], Any]
+FieldCheck: TypeAlias = Callable[[str, Any], Any]
 
 # Control characters, what ends a line somewhere, and what UTF-8 cannot carry.
 FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -39,7 +39,7 @@ def name(field: str, value: Any) -> str:
     return found
 
 
-def text(longest: int = MAX_NAME) -> Check:
+def text(longest: int = MAX_NAME) -> FieldCheck:
     """A key of so many characters at most."""
     return lambda field, value: _text(field, value, longest)
 
@@ -80,7 +80,7 @@ MAX_VALUE = 255
 Instant: TypeAlias = float | datetime | str
 
 
-def whole(low: int, high: int) -> Check:
+def whole(low: int, high: int) -> FieldCheck:
     """A whole number between two others."""
 
     def check(field: str, value: Any) -> int:
@@ -96,7 +96,7 @@ def whole(low: int, high: int) -> Check:
     return check
 
 
-def seconds(low: float, high: float, *, is_above: bool = False) -> Check:
+def seconds(low: float, high: float, *, is_above: bool = False) -> FieldCheck:
     """A duration; ``is_above`` excludes the lower bound itself."""
     bounds = f"{'more than' if is_above else 'at least'} {low:g} and at most {high:g}"
 
@@ -133,7 +133,7 @@ def dated(field: str, value: Any) -> float:
     return found
 
 
-def choice(kinds: type[StrEnum]) -> Check:
+def choice(kinds: type[StrEnum]) -> FieldCheck:
     """One of a few words."""
     words = ", ".join(kinds)
 
@@ -284,7 +284,7 @@ def _on_duplicate(field: str, value: Any) -> StrEnum:
     return found
 
 
-CHECKS: dict[str, Check] = {
+CHECKS: dict[str, FieldCheck] = {
     "id": text(MAX_ID),
     "queue": name,
     "priority": whole(-1000, 1000),

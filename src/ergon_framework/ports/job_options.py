@@ -12,19 +12,23 @@ checked where an option is set, and once more where a job is made.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict
 
 from ergon_framework.core.option_values import is_number, shown
 from ergon_framework.errors import JobError
+from ergon_framework.lazy_exports import LateModule
 from ergon_framework.ports.job_fields import CHECKS as FIELD_CHECKS
-from ergon_framework.ports.job_fields import Check, text
+from ergon_framework.ports.job_fields import FieldCheck, text
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
-    from ergon_framework.core.unique import OnDuplicate
-    from ergon_framework.ports.settings_model import SettingsModel
-    from ergon_framework.ports.unique import Unique
+    import ergon_framework.core.unique as unique_rule
+    import ergon_framework.ports.unique as unique_port
+    from ergon_framework.ports import settings_model
+else:
+    unique_rule = LateModule("ergon_framework.core.unique")
+    settings_model = LateModule("ergon_framework.ports.settings_model")
+    unique_port = LateModule("ergon_framework.ports.unique")
 
 
 _text = text()
@@ -40,7 +44,7 @@ def _unique(field: str, value: Any) -> Any:
     return unique_option(value)
 
 
-CHECKS: dict[str, Check] = {**FIELD_CHECKS, "unique": _unique}
+CHECKS: dict[str, FieldCheck] = {**FIELD_CHECKS, "unique": _unique}
 """What may stand in each option of a job, by its name."""
 
 
@@ -59,10 +63,10 @@ class JobOptions(TypedDict, total=False):
     timeout: float | None
     max_attempts: int | None
     max_deliveries: int | None
-    retry: SettingsModel | Mapping[str, Any] | None
-    unique: str | Unique | Mapping[str, Any] | Literal[False] | None
+    retry: settings_model.SettingsModel | Mapping[str, Any] | None
+    unique: str | unique_port.Unique | Mapping[str, Any] | Literal[False] | None
     """A key, or what makes two jobs the same, and for how long. False: neither."""
-    on_duplicate: OnDuplicate | str | None
+    on_duplicate: unique_rule.OnDuplicate | str | None
     limit_key: str | None
     limit: int | None
     result_ttl: float | None

@@ -21,6 +21,7 @@ from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.flow import FlowEvent, FlowStatus
 from ergon_framework.core.job import JobStatus, Transition
+from ergon_framework.core.retention import JobRetention
 from ergon_framework.core.unique import (
     OnDuplicate as OnDuplicate,  # noqa: PLC0414 - callers of a store find it here
 )
@@ -134,8 +135,8 @@ class Settlement(msgspec.Struct, frozen=True, gc=False):
     result: bytes | None = None
     keep: float | None = None  # seconds a final job is kept; None: for ever
     if_expired: bool = False  # a rescue: only while the lease is still expired
-    handler: str = ""  # for notices; no store needs these two
-    queue: str = ""
+    handler: str = ""  # for notices; no store needs it
+    queue: str = ""  # the same, and for a store that makes a cancellation of it
     is_step: bool = False  # a hint that spares the store a look
 
 
@@ -257,6 +258,10 @@ MAX_CLOCK_SKEW = 1.0
 
 class JobStore(Protocol):
     """What clients and workers need."""
+
+    retention: JobRetention
+    """How long jobs are kept that the store ends by itself: at an expiry, for another job with
+    their unique key, with their flow. A worker or a client says so, by its settings."""
 
     @property
     def durability(self) -> str:
@@ -483,6 +488,12 @@ class JobAdmin(Protocol):
         instants stay. A job that has not ended or was moved since it was read is left as it is.
         """
 
+    def check_tables(self) -> None:
+        """Raise ``StoreError`` unless the store answers and has all that was made in it.
+
+        It costs the same however many jobs there are.
+        """
+
     def unreadable(self, limit: int | None = None) -> list[Unreadable]:
         """The rows that were set aside because they cannot be read, the newest first.
 
@@ -573,7 +584,7 @@ class JobAdmin(Protocol):
         """
 
     def prune(self, limit: int, *, purges: bool = True) -> PruneResult:
-        """Retention: purge jobs kept long enough, end expired ones, forget dead workers.
+        """JobRetention: purge jobs kept long enough, end expired ones, forget dead workers.
 
         Also makes jobs due again that wait for a limit key which is free. Without ``purges``, jobs
         and flows that were kept long enough stay: they are to be archived first.
@@ -640,6 +651,14 @@ class FlowStore(Protocol):
 
     def search(self, statuses: Sequence[FlowStatus], limit: int) -> list[Flow]:
         """Flows in one of these states, or in any; the newest first."""
+
+    def page(
+        self, statuses: Sequence[FlowStatus], limit: int, below: int | None = None
+    ) -> tuple[list[Flow], int | None]:
+        """A page of them, and below which place the next one begins; None: there are no more.
+
+        It costs the same wherever the page begins.
+        """
 
     def joins(self, flow_id: str) -> list[Join]:
         """The joins of a flow, in the order of adding."""

@@ -336,6 +336,10 @@ _CONNECTORS: dict[str, tuple[Any, ...]] = {
         "A broker could not be reached; the next attempt is in so many seconds.",
         ("broker", "reason", "delay"),
     ),
+    "broker.refused": (
+        "A broker is there and refuses what it is sent, until somebody follows the remedy.",
+        ("broker", "reason", "remedy"),
+    ),
     "broker.back": ("A broker is there again, after so many seconds.", ("broker", "seconds")),
 }
 

@@ -24,12 +24,15 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 from ergon_framework.core.quota import UNLIMITED
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ConfigurationError, ErgonError, HookError
+from ergon_framework.lazy_exports import LateModule
 from ergon_framework.ports.colour import is_async_generator, is_coroutine, is_generator
+from ergon_framework.ports.lifespan import Dependencies, DependencyScope, LifespanHooks
+from ergon_framework.ports.middleware import MiddlewareStack
 from ergon_framework.providers.calls import (
     DEFAULT_TENANT,
     AsyncProviderCall,
@@ -45,27 +48,42 @@ from ergon_framework.providers.declared_options import check_declared_call, chec
 from ergon_framework.providers.signatures import CallSignature, FunctionAttempt, Surroundings
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    import pathlib
 
     import httpx
 
-    from ergon_framework.core.provider_call import RetryBudget
-    from ergon_framework.ports.clock import Clock
-    from ergon_framework.ports.lifespan import Dependencies, DependencyScope, LifespanHooks
-    from ergon_framework.ports.middleware import MiddlewareStack
-    from ergon_framework.ports.providerstore import LaneHealth, ProviderStore
-    from ergon_framework.providers.circuit_breaker import CircuitBreaker
-    from ergon_framework.providers.decisions import DecisionOptions
-    from ergon_framework.providers.function_base import AsyncFunctionProvider, FunctionProvider
+    import ergon_framework.core.provider_call as call_machine
+    import ergon_framework.ports.clock as clock_port
+    import ergon_framework.ports.providerstore as store_port
+    import ergon_framework.providers.circuit_breaker as breakers
+    import ergon_framework.providers.decisions as decision_options
+    import ergon_framework.providers.function_base as function_bases
+    import ergon_framework.providers.mapping as rules
+    import ergon_framework.providers.quota as quotas
+    import ergon_framework.providers.retry as retries
     from ergon_framework.providers.http_transport import RequestRules
-    from ergon_framework.providers.mapping import Rule
-    from ergon_framework.providers.quota import QuotaPolicy
-    from ergon_framework.providers.retry import RetryPolicy
+else:
+    pathlib = LateModule("pathlib")
+    httpx = LateModule("httpx")
+    call_machine = LateModule("ergon_framework.core.provider_call")
+    clock_port = LateModule("ergon_framework.ports.clock")
+    store_port = LateModule("ergon_framework.ports.providerstore")
+    breakers = LateModule("ergon_framework.providers.circuit_breaker")
+    decision_options = LateModule("ergon_framework.providers.decisions")
+    function_bases = LateModule("ergon_framework.providers.function_base")
+    rules = LateModule("ergon_framework.providers.mapping")
+    quotas = LateModule("ergon_framework.providers.quota")
+    retries = LateModule("ergon_framework.providers.retry")
 
-    Store = str | ProviderStore | Callable[[], str | ProviderStore | None] | None
 
 Made = TypeVar("Made")
-Base = TypeVar("Base", bound="FunctionProvider | AsyncFunctionProvider")
+Base = TypeVar(
+    "Base", bound="function_bases.FunctionProvider | function_bases.AsyncFunctionProvider"
+)
+
+Store: TypeAlias = (
+    "str | store_port.ProviderStore | Callable[[], str | store_port.ProviderStore | None] | None"
+)
 
 BUDGET = float(60)
 """Seconds that a whole call may take, as ``ProviderBase`` has it.
@@ -78,21 +96,21 @@ ATTEMPTS = 3
 class MoreProviderOptions(TypedDict, total=False):
     """What ``ProviderBase`` takes beside the options that ``Provider`` names itself."""
 
-    retry_policy: RetryPolicy
+    retry_policy: retries.RetryPolicy
     isolate: bool
     durable: bool
-    parent_breaker: CircuitBreaker
-    retry_budget: RetryBudget
+    parent_breaker: breakers.CircuitBreaker
+    retry_budget: call_machine.RetryBudget
     breaker_scope: Literal["attempt", "execution"]
     quota_unit: Literal["execution", "attempt"]
     quota_fails_open: bool
-    decisions: DecisionOptions
+    decisions: decision_options.DecisionOptions
     default_cooldown_seconds: float
     max_cooldown_seconds: float
     max_lanes: int
     keep_records_seconds: float | None
-    spill: str | Path
-    clock: Clock
+    spill: str | pathlib.Path
+    clock: clock_port.Clock
     wall: Callable[[], float]
 
 
@@ -100,15 +118,15 @@ class ShortProviderOptions(MoreProviderOptions, total=False):
     """Everything that ``Provider`` takes beside its name, for ``app.provider``."""
 
     capability: str
-    quota: str | QuotaPolicy
+    quota: str | quotas.QuotaPolicy
     attempts: int
     backoff: float
     timeout: float
     budget: float | None
     tenant: str
     store: Store
-    circuit_breaker: CircuitBreaker | Literal[False]
-    errors: Sequence[Rule]
+    circuit_breaker: breakers.CircuitBreaker | Literal[False]
+    errors: Sequence[rules.Rule]
 
 
 class OpenedLifespans:
@@ -183,15 +201,15 @@ class Provider:
         name: str,
         *,
         capability: str | None = None,
-        quota: str | QuotaPolicy | None = None,
+        quota: str | quotas.QuotaPolicy | None = None,
         attempts: int | None = None,
         backoff: float | None = None,
         timeout: float | None = None,
         budget: float | None = BUDGET,
         tenant: str = DEFAULT_TENANT,
         store: Store = None,
-        circuit_breaker: CircuitBreaker | Literal[False] | None = None,
-        errors: Sequence[Rule] | None = (),
+        circuit_breaker: breakers.CircuitBreaker | Literal[False] | None = None,
+        errors: Sequence[rules.Rule] | None = (),
         middleware: MiddlewareStack | None = None,
         dependencies: Dependencies | None = None,
         settings: Callable[[], Mapping[str, Any]] | None = None,
@@ -225,8 +243,8 @@ class Provider:
         }
         self._attempts: dict[str, FunctionAttempt] = {}
         self._lock = threading.RLock()
-        self._plain: FunctionProvider | None = None
-        self._async: AsyncFunctionProvider | None = None
+        self._plain: function_bases.FunctionProvider | None = None
+        self._async: function_bases.AsyncFunctionProvider | None = None
         self._opened = OpenedLifespans(dependencies)
         self._check()
         renew_after_fork(self)
@@ -376,16 +394,18 @@ class Provider:
     # -- calling -----------------------------------------------------------------------------------
 
     @property
-    def base(self) -> FunctionProvider:
+    def base(self) -> function_bases.FunctionProvider:
         """The ``ProviderBase`` of its plain functions: for a task runner, or for its health."""
         return self._kept(self._own_base())
 
     @property
-    def async_base(self) -> AsyncFunctionProvider:
+    def async_base(self) -> function_bases.AsyncFunctionProvider:
         """The ``ProviderBase`` of its async functions."""
         return self._kept(self._own_async_base())
 
-    def base_of(self, *, is_async: bool) -> FunctionProvider | AsyncFunctionProvider:
+    def base_of(
+        self, *, is_async: bool
+    ) -> function_bases.FunctionProvider | function_bases.AsyncFunctionProvider:
         """The one of a colour, without a lock once it is there; for a call that is made now."""
         found = self._async if is_async else self._plain
         if found is None:
@@ -400,13 +420,13 @@ class Provider:
         with suppress(ErgonError):
             self._own_base()
 
-    def _own_base(self) -> FunctionProvider:
+    def _own_base(self) -> function_bases.FunctionProvider:
         with self._lock:
             if self._plain is None:
                 self._plain = self._built()
             return self._plain
 
-    def _own_async_base(self) -> AsyncFunctionProvider:
+    def _own_async_base(self) -> function_bases.AsyncFunctionProvider:
         with self._lock:
             if self._async is None:
                 from ergon_framework.providers.function_base import AsyncFunctionProvider
@@ -424,16 +444,16 @@ class Provider:
         return base
 
     @property
-    def circuit_breaker(self) -> CircuitBreaker | None:
+    def circuit_breaker(self) -> breakers.CircuitBreaker | None:
         """The breaker; its state is the worst of all tenants'."""
         return self._own_base().circuit_breaker
 
     @property
-    def store(self) -> ProviderStore:
+    def store(self) -> store_port.ProviderStore:
         """Where its state is kept."""
         return self.base.store
 
-    def health(self, tenant: str | None = None) -> list[LaneHealth]:
+    def health(self, tenant: str | None = None) -> list[store_port.LaneHealth]:
         """How this provider stands for a tenant."""
         return self._own_base().health(tenant or self.default_options.tenant)
 
@@ -549,7 +569,7 @@ class Provider:
                 remedy="write for example timeout=10.0 beside it",
             )
 
-    def _built(self) -> FunctionProvider:
+    def _built(self) -> function_bases.FunctionProvider:
         from ergon_framework.providers.function_base import FunctionProvider
 
         arguments = self._arguments()

@@ -29,6 +29,9 @@ class RetryPolicy:
     The wait after the failed attempt ``n`` (from 1) is ``min(max_delay, base * 2**(n-1))``, times a
     number between ``1 - jitter_ratio`` and ``1 + jitter_ratio``. A provider that says when to come
     back is never called earlier, and at most ``max_retry_after_seconds`` later.
+
+    The steps of a task have a ``RetryPolicy`` of their own, in ``ergon_framework.task``: both
+    specifications give theirs this name.
     """
 
     max_attempts: int = 3

@@ -13,7 +13,7 @@ from ergon_framework.providers.errors import ERROR_OF
 from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.faults import Fault, FaultProfile
 
-Script: TypeAlias = FaultProfile | str | Sequence[str]
+FaultScript: TypeAlias = FaultProfile | str | Sequence[str]
 
 EVERY_OPERATION = "*"
 """In a mapping of scripts: the one for operations without their own."""
@@ -44,7 +44,7 @@ class SyntheticProvider(ProviderBase):
 
     def __init__(
         self,
-        faults: Script | Mapping[str, Script] = "ok",
+        faults: FaultScript | Mapping[str, FaultScript] = "ok",
         *,
         provider_name: str | None = None,
         capability: str | None = None,
@@ -97,7 +97,7 @@ class SyntheticProvider(ProviderBase):
 class _Track:
     """One script and how far it is."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: FaultScript) -> None:
         self._profile = script if isinstance(script, FaultProfile) else FaultProfile(script)
         self._lock = threading.Lock()
         self.calls = 0

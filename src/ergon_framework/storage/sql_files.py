@@ -22,6 +22,7 @@ from importlib import resources
 from ergon_framework.errors import WiringError
 
 _HEADING = re.compile(r"--\s+(?:name:\s*)?(?P<name>[a-z][a-z0-9_]*)\b(?P<text>.*)")
+_MADE = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
 _FILE = re.compile(r"(\d{4})_\w+\.sql")
 
 
@@ -116,6 +117,11 @@ class SchemaFiles:
     def version(self) -> int:
         """The version this code works with."""
         return len(self.files)
+
+    def made(self, version: int) -> list[str]:
+        """The tables that so many of the files make; one that is made anew counts once."""
+        found = (name for _, text in self.files[:version] for name in _MADE.findall(text))
+        return list(dict.fromkeys(found))
 
 
 def statements_of(text: str) -> Iterator[str]:

@@ -82,9 +82,16 @@ class ScriptedConnector:
 
 
 class Script:
-    """What each hook does, call by call, per transaction or for all."""
+    """What each hook of a task does, call by call, per transaction or for all."""
 
-    def __init__(self, hooks: Mapping[str, Any]) -> None:
+    def __init__(self, task: str, names: Sequence[str], hooks: Mapping[str, Any]) -> None:
+        unknown = sorted(hooks.keys() - set(names))
+        if unknown:
+            near = get_close_matches(unknown[0], names, 1)
+            raise WiringError(
+                f"{task} has no hook {unknown[0]!r} to follow a script",
+                remedy=f"did you mean {near[0]!r}?" if near else f"use {', '.join(names)}",
+            )
         self._hooks = hooks
         self._counts: dict[tuple[str, str], Any] = {}
         self.happened: list[Happened] = []
@@ -105,6 +112,15 @@ class Script:
         turn = next(self._counts.setdefault((hook, key), itertools.count()))
         return entries[min(turn, len(entries) - 1)]
 
+    def act(self, hook: str, transaction: Transaction, argument: Any = None) -> Any:
+        """Do what the hook of a task does at this call."""
+        return act(self.next_entry(hook, transaction, argument, current_clock().now()))
+
+    async def act_async(self, hook: str, transaction: Transaction, argument: Any = None) -> Any:
+        """The asyncio twin of :meth:`act`."""
+        now = asyncio.get_running_loop().time()
+        return await act_async(self.next_entry(hook, transaction, argument, now))
+
     def calls(self, hook: str | None = None) -> list[str]:
         """The ids the hook was called with, or ``hook:id`` for all hooks, in order."""
         if hook is None:
@@ -112,103 +128,84 @@ class Script:
         return [each.transaction_id for each in self.happened if each.hook == hook]
 
 
-class _Scripted:
-    hook_names: tuple[str, ...] = ()
-    script: Script
-
-    def __init__(self, connectors: Any = None, services: Any = None, **hooks: Any) -> None:
-        unknown = sorted(set(hooks) - set(self.hook_names))
-        if unknown:
-            raise self._unknown(unknown[0])
-        super().__init__(connectors or {}, services or {})  # type: ignore[call-arg]
-        self.script = Script(hooks)
-
-    def _unknown(self, name: str) -> WiringError:
-        near = get_close_matches(name, self.hook_names, 1)
-        return WiringError(
-            f"{type(self).__name__} has no hook {name!r} to follow a script",
-            remedy=f"did you mean {near[0]!r}?" if near else f"use {', '.join(self.hook_names)}",
-        )
-
-    def _do(self, hook: str, transaction: Transaction, argument: Any = None) -> Any:
-        now = current_clock().now()
-        return act(self.script.next_entry(hook, transaction, argument, now))
-
-    async def _do_async(self, hook: str, transaction: Transaction, argument: Any = None) -> Any:
-        now = asyncio.get_running_loop().time()
-        return await act_async(self.script.next_entry(hook, transaction, argument, now))
-
-
-class ScriptedConsumer(_Scripted, ConsumerMixin, BaseTask):
+class ScriptedConsumer(ConsumerMixin, BaseTask):
     """A consumer; scripts are given as ``process=``, ``success=``, ``exception=``."""
 
-    hook_names = ("process", "success", "exception")
+    def __init__(self, connectors: Any = None, services: Any = None, **hooks: Any) -> None:
+        super().__init__(connectors, services)
+        self.script = Script(type(self).__name__, ("process", "success", "exception"), hooks)
 
     def process_transaction(self, transaction: Transaction) -> Any:
         """Follow the script."""
-        return self._do("process", transaction)
+        return self.script.act("process", transaction)
 
     def handle_transaction_success(self, transaction: Transaction, result: Any) -> Any:
         """Follow the script."""
-        return self._do("success", transaction, result)
+        return self.script.act("success", transaction, result)
 
     def handle_transaction_exception(self, transaction: Transaction, exc: Any) -> Any:
         """Follow the script."""
-        return self._do("exception", transaction, exc)
+        return self.script.act("exception", transaction, exc)
 
 
-class AsyncScriptedConsumer(_Scripted, AsyncConsumerMixin, BaseAsyncTask):
+class AsyncScriptedConsumer(AsyncConsumerMixin, BaseAsyncTask):
     """The asyncio twin of :class:`ScriptedConsumer`."""
 
-    hook_names = ("process", "success", "exception")
+    def __init__(self, connectors: Any = None, services: Any = None, **hooks: Any) -> None:
+        super().__init__(connectors, services)
+        self.script = Script(type(self).__name__, ("process", "success", "exception"), hooks)
 
     async def process_transaction(self, transaction: Transaction) -> Any:
         """Follow the script."""
-        return await self._do_async("process", transaction)
+        return await self.script.act_async("process", transaction)
 
     async def handle_transaction_success(self, transaction: Transaction, result: Any) -> Any:
         """Follow the script."""
-        return await self._do_async("success", transaction, result)
+        return await self.script.act_async("success", transaction, result)
 
     async def handle_transaction_exception(self, transaction: Transaction, exc: Any) -> Any:
         """Follow the script."""
-        return await self._do_async("exception", transaction, exc)
+        return await self.script.act_async("exception", transaction, exc)
 
 
-class ScriptedProducer(_Scripted, ProducerMixin, BaseTask):
+class ScriptedProducer(ProducerMixin, BaseTask):
     """A producer; scripts are given as ``produce=``, ``success=``, ``exception=``."""
 
-    hook_names = ("produce", "success", "exception")
+    def __init__(self, connectors: Any = None, services: Any = None, **hooks: Any) -> None:
+        super().__init__(connectors, services)
+        self.script = Script(type(self).__name__, ("produce", "success", "exception"), hooks)
 
     def produce_transaction(self, transaction: Transaction) -> Any:
         """Follow the script."""
-        return self._do("produce", transaction)
+        return self.script.act("produce", transaction)
 
     def handle_produce_success(self, transaction: Transaction, result: Any) -> Any:
         """Follow the script."""
-        return self._do("success", transaction, result)
+        return self.script.act("success", transaction, result)
 
     def handle_produce_exception(self, transaction: Transaction, exc: Any) -> Any:
         """Follow the script."""
-        return self._do("exception", transaction, exc)
+        return self.script.act("exception", transaction, exc)
 
 
-class AsyncScriptedProducer(_Scripted, AsyncProducerMixin, BaseAsyncTask):
+class AsyncScriptedProducer(AsyncProducerMixin, BaseAsyncTask):
     """The asyncio twin of :class:`ScriptedProducer`."""
 
-    hook_names = ("produce", "success", "exception")
+    def __init__(self, connectors: Any = None, services: Any = None, **hooks: Any) -> None:
+        super().__init__(connectors, services)
+        self.script = Script(type(self).__name__, ("produce", "success", "exception"), hooks)
 
     async def produce_transaction(self, transaction: Transaction) -> Any:
         """Follow the script."""
-        return await self._do_async("produce", transaction)
+        return await self.script.act_async("produce", transaction)
 
     async def handle_produce_success(self, transaction: Transaction, result: Any) -> Any:
         """Follow the script."""
-        return await self._do_async("success", transaction, result)
+        return await self.script.act_async("success", transaction, result)
 
     async def handle_produce_exception(self, transaction: Transaction, exc: Any) -> Any:
         """Follow the script."""
-        return await self._do_async("exception", transaction, exc)
+        return await self.script.act_async("exception", transaction, exc)
 
 
 def act(entry: Any) -> Any:

@@ -10,7 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
-from ergon_framework.boundary.factstore.nats.objects_and_links import FirstNames, Place, scan_names
+from ergon_framework.boundary.factstore.nats.objects_and_links import (
+    FirstNames,
+    NamePlace,
+    scan_names,
+)
 from ergon_framework.boundary.factstore.nats.schema import ObjectRecord, encode
 from ergon_framework.ports.factstore import OUTBOUND, FactStore, StoredObject
 from ergon_framework.ports.transfer import ObjectNameRecord
@@ -26,7 +30,7 @@ WRITTEN = st.lists(
 )
 
 
-def by_size(name: ObjectRecord) -> Place | None:
+def by_size(name: ObjectRecord) -> NamePlace | None:
     """An order that changes with what is written of a name; those of size 0 do not belong."""
     return (name.size, name.key) if name.size else None
 
@@ -60,7 +64,7 @@ def test_a_stretch_is_what_sorting_everything_gives(
 def test_no_more_is_kept_than_was_said() -> None:
     """Twenty thousand names come by, and a few are in memory."""
 
-    def by_name(name: ObjectRecord) -> Place:
+    def by_name(name: ObjectRecord) -> NamePlace:
         return name.bucket, name.key
 
     def read() -> Iterator[Stored]:

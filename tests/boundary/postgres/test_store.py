@@ -30,7 +30,7 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
-from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Flaw, Link, Outcome
+from ergon_framework.ports.factstore import OUTBOUND, Appended, AppendOutcome, Conflict, Flaw, Link
 from ergon_framework.ports.transfer import FactRecord
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.storage.server import ServerClock
@@ -42,7 +42,7 @@ WAIT = 30.0
 pytestmark = pytest.mark.req("SCALE:boundary-postgres")
 
 
-def put(store: PostgresFactStore, *ids: str, **fields: object) -> list[Outcome]:
+def put(store: PostgresFactStore, *ids: str, **fields: object) -> list[AppendOutcome]:
     """Append new facts in one call."""
     return store.append(OUTBOUND, [new(each, **fields) for each in ids])
 

@@ -26,11 +26,11 @@ from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.factstore import (
     OUTBOUND,
     Appended,
+    AppendOutcome,
     Conflict,
     Flaw,
     Link,
     MissingReference,
-    Outcome,
     Reference,
 )
 from ergon_framework.storage.failpoints import armed
@@ -42,7 +42,7 @@ WAIT = 20.0
 pytestmark = pytest.mark.req("BOUNDARY:store")
 
 
-def put(store: SqliteFactStore, *ids: str, **fields: object) -> list[Outcome]:
+def put(store: SqliteFactStore, *ids: str, **fields: object) -> list[AppendOutcome]:
     """Append new facts in one call."""
     return store.append(OUTBOUND, [new(each, **fields) for each in ids])
 
@@ -487,7 +487,7 @@ def test_a_backup_put_in_the_place_of_an_open_store(open_store: Open, tmp_path: 
 def test_the_same_fact_from_many_threads(store: SqliteFactStore) -> None:
     """One of them stored it, and all are told the same offset."""
     start = threading.Barrier(32)
-    answers: list[Outcome] = []
+    answers: list[AppendOutcome] = []
 
     def call() -> None:
         start.wait(WAIT)

@@ -16,6 +16,7 @@ from ergon_framework.boundary.factstore.memory.state import MemoryLog
 from ergon_framework.errors import ObjectConflictError
 from ergon_framework.ports.factstore import (
     Appended,
+    AppendOutcome,
     CapacityExceeded,
     Conflict,
     Flaw,
@@ -26,7 +27,6 @@ from ergon_framework.ports.factstore import (
     LogPage,
     MissingReference,
     NewFact,
-    Outcome,
     Quarantined,
     StoredObject,
 )
@@ -76,7 +76,7 @@ class CountsFromZero(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         found = super().append(log, facts, capacity=capacity)
         return [
             altered(each, offset=each.offset - 1) if isinstance(each, Appended) else each
@@ -89,7 +89,7 @@ class UsesOffsetsUp(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         found = []
         for fact in facts:
             answer = super().append(log, [fact], capacity=capacity)[0]
@@ -107,7 +107,7 @@ class OneCounter(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         memory_log = self.memory_log(log)
         if not memory_log.rows:
             memory_log.first = max(each.head for each in self.database.state.logs.values()) + 1
@@ -119,7 +119,7 @@ class SortsTheBatch(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         order = sorted(range(len(facts)), key=lambda n: facts[n].message_id)
         found = super().append(log, [facts[n] for n in order], capacity=capacity)
         back = dict(zip(order, found, strict=True))
@@ -131,7 +131,7 @@ class AllOrNothing(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         for fact in facts:
             known = self.memory_log(log).find(fact.from_zone, fact.message_id)
             if known is not None and known.digest != fact.digest:
@@ -144,7 +144,7 @@ class Reformats(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         tidy = [altered(fact, fact=fact.fact.strip()) for fact in facts]
         return super().append(log, tidy, capacity=capacity)
 
@@ -166,7 +166,7 @@ class ForgetsTheSource(Honest):
         link: Link,
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         blind = [altered(fact, source_offset=None) for fact in facts]
         return super().receive(peer, blind, link, refused, gaps)
 
@@ -176,7 +176,7 @@ class AppendsWithoutALock(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         known = [self.memory_log(log).find(fact.from_zone, fact.message_id) for fact in facts]
         hashlib.sha256(b"x" * 10_000_000)  # other threads have their turn meanwhile
         for fact, found in zip(facts, known, strict=True):
@@ -194,7 +194,7 @@ class StoresDuplicates(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         self.memory_log(log).ledger.clear()
         return super().append(log, facts, capacity=capacity)
 
@@ -204,7 +204,7 @@ class SwallowsConflicts(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         found = super().append(log, facts, capacity=capacity)
         return [
             Appended(each.offset, True) if isinstance(each, Conflict) else each for each in found
@@ -216,7 +216,7 @@ class OverwritesOnConflict(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         found = super().append(log, facts, capacity=capacity)
         for fact, answer in zip(facts, found, strict=True):
             if isinstance(answer, Conflict):
@@ -231,7 +231,7 @@ class LastEnvelopeWins(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         found = super().append(log, facts, capacity=capacity)
         return [
             altered(each, envelope=fact.envelope)
@@ -246,7 +246,7 @@ class LeavesDamage(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         kept = {row.fact.offset: row.fact.fact for row in self.memory_log(log).rows}
         found = super().append(log, facts, capacity=capacity)
         for row in self.memory_log(log).rows:
@@ -259,7 +259,7 @@ class RepairsWithAnyEnvelope(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         found = super().append(log, facts, capacity=capacity)
         for fact, answer in zip(facts, found, strict=True):
             row = self.memory_log(log).row(answer.offset) if isinstance(answer, Appended) else None
@@ -273,7 +273,7 @@ class RepairsByConflicts(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         memory_log = self.memory_log(log)
         for fact in facts:
             known = memory_log.find(fact.from_zone, fact.message_id)
@@ -295,7 +295,7 @@ class ReceivesWithoutRepair(Honest):
         link: Link,
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         rows = self.memory_log(f"inbound:{peer}").rows
         kept = {row.fact.offset: row.fact.fact for row in rows}
         found = super().receive(peer, facts, link, refused, gaps)
@@ -309,7 +309,7 @@ class KeyIsAString(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         joined = [
             altered(fact, from_zone="", message_id=f"{fact.from_zone}:{fact.message_id}")
             for fact in facts
@@ -322,7 +322,7 @@ class IgnoresCase(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         lower = [altered(fact, message_id=fact.message_id.casefold()) for fact in facts]
         return super().append(log, lower, capacity=capacity)
 
@@ -332,7 +332,7 @@ class IdsOfAllZones(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         return super().append(
             log, [altered(fact, from_zone=ZONE) for fact in facts], capacity=capacity
         )
@@ -343,7 +343,7 @@ class OneLedger(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         for fact in facts:
             for memory_log in self.database.state.logs.values():
                 known = memory_log.find(fact.from_zone, fact.message_id)
@@ -358,7 +358,7 @@ class ShortDigests(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         short = [altered(fact, digest=fact.digest[:8] + bytes(24)) for fact in facts]
         return super().append(log, short, capacity=capacity)
 
@@ -392,7 +392,7 @@ class FullBeforeTheLedger(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         memory_log = self.memory_log(log)
         if capacity is not None and memory_log.size >= capacity:
             return [CapacityExceeded(memory_log.size)] * len(facts)
@@ -404,7 +404,7 @@ class CapacityOnceABatch(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         first = super().append(log, facts[:1], capacity=capacity)
         return first + super().append(log, facts[1:])
 
@@ -414,7 +414,7 @@ class TrustsTheFirstReference(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         return super().append(
             log, [altered(fact, references=fact.references[:1]) for fact in facts]
         )
@@ -425,7 +425,7 @@ class IgnoresTheSize(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         kept = self.database.state.objects
         seen = [
             altered(
@@ -445,7 +445,7 @@ class MarksTheRefused(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         found = super().append(log, facts, capacity=capacity)
         for fact in facts:
             self.database.state.referenced.update(
@@ -459,7 +459,7 @@ class NeverMarks(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         found = super().append(log, facts, capacity=capacity)
         self.database.state.referenced.clear()
         return found
@@ -470,7 +470,7 @@ class MarksOnlyTheNeeded(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         bare = [each if each.needs_artifacts else altered(each, references=()) for each in facts]
         return super().append(log, bare, capacity=capacity)
 
@@ -487,7 +487,7 @@ class HidesWhatIsThere(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         found = super().append(log, facts, capacity=capacity)
         return [replace(e, found=None) if isinstance(e, MissingReference) else e for e in found]
 
@@ -607,7 +607,7 @@ class ViewsIgnoreCase(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         return super().append(
             log, [altered(fact, to_zone=fact.to_zone.lower()) for fact in facts], capacity=capacity
         )

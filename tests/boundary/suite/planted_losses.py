@@ -11,13 +11,13 @@ from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import (
     INBOUND,
     Appended,
+    AppendOutcome,
     ConsumerInfo,
     Fetched,
     Flaw,
     Gap,
     Link,
     NewFact,
-    Outcome,
     Quarantined,
 )
 from tests.boundary.suite.planted import Honest
@@ -38,7 +38,7 @@ class NoPlaceForLosses(Honest):
         link: Link,
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         return super().receive(peer, facts, link, refused)
 
 
@@ -52,7 +52,7 @@ class LossesBehindTheFacts(Honest):
         link: Link,
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         found = super().receive(peer, facts, link, refused)
         super().receive(peer, [], link, (), gaps)
         return found
@@ -68,7 +68,7 @@ class OutcomesOfLosses(Honest):
         link: Link,
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         found = super().receive(peer, facts, link, refused, gaps)
         return [*(Appended(gap.first) for gap in gaps), *found]
 
@@ -83,7 +83,7 @@ class LossesDoNotMoveTheLink(Honest):
         link: Link,
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         kept = link if facts else self.link(peer)
         return super().receive(peer, facts, kept, refused, gaps)
 
@@ -154,7 +154,7 @@ class TellsTwice(Honest):
         link: Link,
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         memory_log = self.memory_log(INBOUND + peer)
         for row in memory_log.rows:
             if row.is_marker:
@@ -172,7 +172,7 @@ class OneLossForAll(Honest):
         link: Link,
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         known = {(gap.source_first, gap.source_last, gap.at) for gap in self.gaps()}
         new = [gap for gap in gaps if (gap.first, gap.last, gap.at) not in known]
         return super().receive(peer, facts, link, refused, new)
@@ -220,7 +220,7 @@ class LossesWakeNobody(Honest):
         link: Link,
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         wakes, self.database.wakes = self.database.wakes, self.database.wakes if facts else []
         try:
             return super().receive(peer, facts, link, refused, gaps)

@@ -9,12 +9,12 @@ from typing import Any
 from ergon_framework.errors import BoundaryError, ConsumerHeldError
 from ergon_framework.ports.factstore import (
     INBOUND,
+    AppendOutcome,
     ConsumerInfo,
     Fetched,
     Gap,
     Link,
     NewFact,
-    Outcome,
     Quarantined,
 )
 from tests.boundary.suite.planted import Honest
@@ -424,7 +424,7 @@ class ReceivesTwice(Honest):
         link: Link,
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         self.memory_log(INBOUND + peer).ledger.clear()
         return super().receive(peer, facts, link, refused, gaps)
 
@@ -439,7 +439,7 @@ class LosesConflicts(Honest):
         link: Link,
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         found = super().receive(peer, facts, link, refused, gaps)
         items = self.database.state.items
         self.database.state.items = {
@@ -458,7 +458,7 @@ class LosesTheRefused(Honest):
         link: Link,
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         return super().receive(peer, facts, link, (), gaps)
 
 
@@ -472,7 +472,7 @@ class PullBreaksTheSeal(Honest):
         link: Link,
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         found = super().receive(peer, facts, link, refused, gaps)
         self.database.state.links[peer] = link
         return found
@@ -488,7 +488,7 @@ class LateObjectsAreOrphans(Honest):
         link: Link,
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         found = super().receive(peer, facts, link, refused, gaps)
         self.database.state.referenced &= set(self.database.state.objects)
         return found
@@ -534,7 +534,7 @@ class WakesForNothing(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         found = super().append(log, facts, capacity=capacity)
         for wake in self.database.wakes:
             wake()
@@ -546,7 +546,7 @@ class WakesTooEarly(Honest):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         for wake in self.database.wakes:
             wake()
         return super().append(log, facts, capacity=capacity)

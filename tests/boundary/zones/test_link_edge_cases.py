@@ -151,6 +151,33 @@ async def test_a_peer_that_comes_after_retention(pair: PulledPair) -> None:
     assert pair.a.store.consumer("zone:b").cursor == 4
 
 
+@pytest.mark.parametrize("fault", ["drop", "lose_reply"])
+def test_a_loss_that_is_written_down_before_the_peer_hears_of_it(fault: str) -> None:
+    """The peer's cursor still lies in what is gone: the link goes on, and the loss is told once."""
+
+    async def whole() -> None:
+        pair = PulledPair()
+        pair.a.store.create_consumer("zone:b", "outbound", to_zone="b", is_required=False)
+        for number in range(4):
+            pair.append(f"order:{number}")
+        pair.a.store.create_consumer("audit", "outbound")
+        pair.a.store.serve("audit", 9, 1 << 20)
+        pair.a.store.confirm("audit", 2)
+        assert pair.a.store.truncate("outbound", 2) == 2
+        pair.link.script.extend(["", fault])  # the fetch is answered, and the seek is not
+        with pytest.raises(NodeUnavailableError):
+            await pair.puller.turn()
+        assert pair.b.store.link("a").offset == 2
+        pair.puller = pair.made()  # a process that died there and was started again
+        for _ in range(3):
+            await pair.puller.turn()
+        assert pair.inbound() == ["order:2", "order:3"]
+        assert [(gap.source_first, gap.source_last) for gap in pair.b.store.gaps()] == [(1, 2)]
+        assert pair.a.store.consumer("zone:b").cursor == 4
+
+    VirtualClock().run(whole())
+
+
 @pytest.mark.parametrize("is_heard", [False, True])
 def test_a_gap_is_recorded_once(is_heard: bool, tmp_path: Path) -> None:
     """A peer may tell of the same loss each time, whether or not it hears our confirmations."""

@@ -14,7 +14,7 @@ from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import BoundaryError, StoreFullError
-from ergon_framework.ports.factstore import NewFact, Outcome
+from ergon_framework.ports.factstore import AppendOutcome, NewFact
 from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 from tests.cli.boundary_node import message
 
@@ -28,7 +28,7 @@ class FullStore(SqliteFactStore):
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         self._refuse_full()
         return super().append(log, facts, capacity=capacity)
 

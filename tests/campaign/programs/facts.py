@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from ergon_framework.ports.factstore import Appended, FactStore, NewFact, Outcome, Reference
+from ergon_framework.ports.factstore import Appended, AppendOutcome, FactStore, NewFact, Reference
 from tests.campaign.outage_retry import patiently
 from tests.differential.places import Place, open_facts
 
@@ -43,7 +43,7 @@ def artifact(batch: int) -> Reference:
     return Reference("files", f"key-{batch}", digest, batch)
 
 
-def places(outcomes: list[Outcome]) -> str:
+def places(outcomes: list[AppendOutcome]) -> str:
     """The offsets of what was appended, as words."""
     taken = [each.offset for each in outcomes if isinstance(each, Appended)]
     assert len(taken) == len(outcomes), outcomes

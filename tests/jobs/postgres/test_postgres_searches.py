@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.core.job import CancelRequested, Event, JobStatus
+from ergon_framework.core.job import CancelRequested, JobEvent, JobStatus
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.pages import PAGE_SIZE
 from ergon_framework.jobs.stores.postgres import PostgresJobStore, admin
@@ -34,7 +34,7 @@ PATIENCE = 30.0
 
 # ---- the same answers ---------------------------------------------------------------------------
 
-ENDS: dict[str, Event] = {
+ENDS: dict[str, JobEvent] = {
     "completed": SUCCEEDED,
     "retrying": FAILS_ONCE,
     "failed": FAILS_FOR_GOOD,

@@ -9,6 +9,7 @@ import pytest
 
 from ergon_framework.core.job import CancelRequested, JobStatus, RequeueRequested
 from ergon_framework.core.quota import TokenBucket
+from ergon_framework.core.retention import JobRetention
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flows import FlowPlanner
 from ergon_framework.jobs.newjob import new_job
@@ -220,11 +221,11 @@ def test_a_job_is_replaced_though_it_was_moved_meanwhile(
     s.put("old", unique_key="u")
     turns = []
 
-    def meanwhile(row: JobPosition, now: float) -> Settlement:
+    def meanwhile(row: JobPosition, now: float, retention: JobRetention) -> Settlement:
         turns.append(row)
         if len(turns) == 1:
             s.must(s.take("old"), FAILS_ONCE)
-        return cancel_replaced(row, now)
+        return cancel_replaced(row, now, retention)
 
     monkeypatch.setattr("ergon_framework.jobs.stores.redis.transitions.cancel_replaced", meanwhile)
     [added] = s.put("new", unique_key="u", on_duplicate=OnDuplicate.REPLACE)

@@ -11,6 +11,8 @@ import redis
 
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.stores.redis import RedisJobStore
+from ergon_framework.testing.suites.drivers import HandClock
+from ergon_framework.testing.suites.jobstore.under_test import JobStoreSubject, new
 
 pytestmark = pytest.mark.req("SCALE:jobs-redis")
 MANY = 1_203
@@ -89,3 +91,48 @@ def test_due_queues_of_very_many_executors(redis_url: str) -> None:
         answer, calls = asked(redis_url, lambda: store.queue_names(limit=250, is_due=True))
     assert answer == NAMES[:250]
     assert max(map(len, calls)) <= MOST_COMMANDS
+
+
+FIRST_LOOK, EACH_CLAIM = 90, 60
+"""What a claim may ask of the server: the first behind very many paused queues, and all others."""
+
+
+def test_paused_queues_cost_a_claim_nothing(redis_url: str) -> None:
+    """However many are paused; they are open again at once when they are resumed."""
+    with closing(RedisJobStore(redis_url)) as store:
+        s = JobStoreSubject(store, HandClock(), None, 15.0)
+        for name in NAMES[:300]:
+            store.set_queue(name, is_paused=True)
+        store.add([new(name, queue=name) for name in NAMES[:300]])
+        store.add([new(f"open-{n}", queue="zz-open") for n in range(9)])
+        for n in range(4):
+            found, calls = asked(redis_url, s.ids)
+            assert found == [f"open-{n}"]
+            assert max(map(len, calls)) <= (EACH_CLAIM if n else FIRST_LOOK), n
+        store.set_queue(NAMES[200], is_paused=False)
+        assert sorted(s.ids(2)) == ["open-4", NAMES[200]]
+        store.set_queue("zz-open", is_paused=True)
+        store.add([new("more", queue=NAMES[200]), new("shut", queue=NAMES[3])])
+        assert s.ids(9) == ["more"]
+        [shut] = store.look_at_queues([NAMES[3]])
+        assert (shut.is_paused, dict(shut.counts)) == (True, {"pending": 2})
+        assert shut.oldest_due_at is not None
+
+
+def test_lanes_that_an_earlier_version_lists_are_found(redis_url: str) -> None:
+    """It knows of no lanes that stand apart: it lists, drops and resumes as it always did."""
+    with closing(RedisJobStore(redis_url, prefix="old")) as store:
+        s = JobStoreSubject(store, HandClock(), None, 15.0)
+        for name in NAMES[:200]:
+            store.set_queue(name, is_paused=True)
+        store.add([new(name, queue=name) for name in NAMES[:200]])
+        assert s.ids() == []
+        with redis.Redis.from_url(redis_url) as link:
+            apart = {key: link.zrange(f"{{old}}:due:{key}", 0, -1) for key in ("open", "closed")}
+            assert (len(apart["open"]), len(apart["closed"])) == (0, 200)
+            store.add([new("new", queue="new")])
+            link.zrem("{old}:due:open", "0::new")
+            assert s.ids() == ["new"]
+            link.hdel("{old}:queues", NAMES[9])
+            store.prune(10)
+        assert s.ids(5) == [NAMES[9]]

@@ -15,7 +15,7 @@ from ergon_framework.ports.providerstore import (
     LetterStatus,
     RecordBatch,
 )
-from ergon_framework.providers.stores.key_claims import roll_up
+from ergon_framework.providers.stores.roll_ups import roll_up
 from ergon_framework.testing.suites.providerstore.under_test import Clock
 from tests.providers.suite.planted_circuits import Honest
 

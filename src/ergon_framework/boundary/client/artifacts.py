@@ -21,7 +21,16 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Protocol, TypeAlias
 
-from ergon_framework.boundary.client.effects import Dice, Do, Effects, Get, Now, Read, Shut, endured
+from ergon_framework.boundary.client.effects import (
+    ClientEffects,
+    Dice,
+    Do,
+    Get,
+    Now,
+    Read,
+    Shut,
+    endured,
+)
 from ergon_framework.boundary.client.transport import BlobSource
 from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.facts.validation import references
@@ -40,7 +49,7 @@ CHUNK = 1 << 20
 MAX_IN_MEMORY = 8 << 20
 """Bytes of a stream that are kept in memory; more go into a temporary file."""
 
-Blob: TypeAlias = bytes | bytearray | memoryview | str | os.PathLike[str] | BinaryIO
+FileContent: TypeAlias = bytes | bytearray | memoryview | str | os.PathLike[str] | BinaryIO
 """Bytes, the path of a file, or a file opened for reading bytes."""
 
 # Only the table of Python itself, not that of the system: a fact must not depend on the machine
@@ -158,7 +167,7 @@ def _no_bytes(file: object) -> ConfigurationError:
     )
 
 
-def source_of(blob: Blob, *, takes_pipes: bool = False) -> BlobSource:
+def source_of(blob: FileContent, *, takes_pipes: bool = False) -> BlobSource:
     """Something to read the bytes from, as often as it takes.
 
     With ``takes_pipes`` a path may name a pipe that this process has open, as a shell's ``<(…)``
@@ -211,7 +220,7 @@ class Artifact:
     media type from the name.
     """
 
-    path: Blob
+    path: FileContent
     bucket: str | None = None
     key: str | None = None
     media_type: str | None = None
@@ -265,7 +274,7 @@ class Receiving:
     received: int = 0
     hashed: Any = field(default_factory=hashlib.sha256)
 
-    def script(self, rule: RetryRule, dice: Dice) -> Effects[None]:
+    def script(self, rule: RetryRule, dice: Dice) -> ClientEffects[None]:
         """Receive and verify it; a transfer that is cut goes on where it stopped."""
         call = RetriedCall(rule, (yield Now()))
         while True:
@@ -283,7 +292,7 @@ class Receiving:
         if (self.received, digest) != (self.reference.size, self.reference.digest):
             raise _damaged(self.reference, self.received, digest)
 
-    def _stream(self) -> Effects[None]:
+    def _stream(self) -> ClientEffects[None]:
         wanted = self.reference
         # With the digest: if the name stands for other bytes by now, the node refuses, instead of
         # sending the end of another file.
@@ -301,7 +310,7 @@ class Receiving:
 
 def saving(
     reference: Reference, path: str | os.PathLike[str], rule: RetryRule, dice: Dice
-) -> Effects[Path]:
+) -> ClientEffects[Path]:
     """Put an artifact where a path says, whole and verified, or not at all."""
     target = Path(path)
     file: IO[bytes] = yield Do(partial(_beside, target))
@@ -316,7 +325,7 @@ def saving(
     return target
 
 
-def opening(reference: Reference, rule: RetryRule, dice: Dice) -> Effects[IO[bytes]]:
+def opening(reference: Reference, rule: RetryRule, dice: Dice) -> ClientEffects[IO[bytes]]:
     """An artifact as a file, verified, at its start; the caller closes it."""
     file: IO[bytes] = tempfile.SpooledTemporaryFile(MAX_IN_MEMORY)  # noqa: SIM115 - the caller's
     try:
@@ -328,7 +337,7 @@ def opening(reference: Reference, rule: RetryRule, dice: Dice) -> Effects[IO[byt
     return file
 
 
-def getting(reference: Reference, rule: RetryRule, dice: Dice) -> Effects[bytes]:
+def getting(reference: Reference, rule: RetryRule, dice: Dice) -> ClientEffects[bytes]:
     """An artifact as bytes, verified."""
     file = io.BytesIO()
     yield from Receiving(reference, file).script(rule, dice)

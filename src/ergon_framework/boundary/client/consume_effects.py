@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from ergon_framework.boundary.client.effects import (
+    ClientEffects,
     Dice,
-    Effects,
     Handle,
     Now,
     Pause,
@@ -101,7 +101,7 @@ class ConsumerSession:
             remedy="let a child that a handler forks end with os._exit, or start a program",
         )
 
-    def fetch(self, limit: int, wait: float) -> Effects[Batch]:
+    def fetch(self, limit: int, wait: float) -> ClientEffects[Batch]:
         """A page; a consumer that is not there is created."""
         asked = {
             "limit": limit,
@@ -135,7 +135,7 @@ class ConsumerSession:
         facts = understood(self.page, Batch).facts
         return next((each for each in facts if each.offset == delivery.offset), delivery)
 
-    def create(self) -> Effects[None]:
+    def create(self) -> ClientEffects[None]:
         """Create the consumer; one that is there already and fits is fine."""
         fields = {
             "consumer_name": self.name,
@@ -146,14 +146,14 @@ class ConsumerSession:
         }
         yield from self._call(ADMIN + "CreateConsumer", _encoded(fields))
 
-    def confirm(self, offset: int) -> Effects[int]:
+    def confirm(self, offset: int) -> ClientEffects[int]:
         """Everything at or below is handled; the cursor then."""
         self.standing.check()
         answer = yield from self._call(BOUNDARY + "ConfirmReceipt", self._body({"offset": offset}))
         self.standing.renewed_at = yield Now()
         return understood(answer, _Cursor).cursor
 
-    def renew_lease(self) -> Effects[None]:
+    def renew_lease(self) -> ClientEffects[None]:
         """Make sure that the name is still ours."""
         yield from self.confirm(0)
 
@@ -165,7 +165,9 @@ class ConsumerSession:
         """
         return self._body({"offset": 0})
 
-    def set_aside(self, offset: int, reason: str, message: str, attempts: int) -> Effects[None]:
+    def set_aside(
+        self, offset: int, reason: str, message: str, attempts: int
+    ) -> ClientEffects[None]:
         """Put a fact into quarantine and pass it."""
         self.standing.check()
         fields = {"offset": offset, "reason": reason, "message": message, "attempts": attempts}
@@ -179,16 +181,16 @@ class ConsumerSession:
                 raise
         self.standing.renewed_at = yield Now()
 
-    def seek(self, offset: int, reason: str) -> Effects[None]:
+    def seek(self, offset: int, reason: str) -> ClientEffects[None]:
         """Set the cursor, also backwards."""
         fields = {"consumer_name": self.name, "offset": offset, "reason": reason}
         yield from self._call(ADMIN + "SeekConsumer", _encoded(fields))
 
-    def release(self) -> Effects[None]:
+    def release(self) -> ClientEffects[None]:
         """Release the lease now, so that another process need not wait until it expires."""
         yield Send(ADMIN + "ReleaseLease", self._body({}), min(self.timeout, RELEASE_TIMEOUT))
 
-    def release_counted(self) -> Effects[None]:
+    def release_counted(self) -> ClientEffects[None]:
         """The same, while the node goes on counting how often the next fact was given out.
 
         ReleaseLease excuses whatever was fetched. A page of one fact under the shortest lease does
@@ -197,7 +199,7 @@ class ConsumerSession:
         asked = {"limit": 1, "lease_ms": 1, "max_bytes": 1}
         yield Send(BOUNDARY + "FetchFacts", self._body(asked), min(self.timeout, RELEASE_TIMEOUT))
 
-    def _call(self, method: str, body: bytes) -> Effects[bytes]:
+    def _call(self, method: str, body: bytes) -> ClientEffects[bytes]:
         return called(method, body, self.rule, self.dice, timeout=self.timeout)
 
     def _body(self, fields: dict[str, Any]) -> bytes:
@@ -250,7 +252,7 @@ class ConsumeLoop:
 
     # ---- the whole ----
 
-    def script(self) -> Effects[ConsumeReport]:
+    def script(self) -> ClientEffects[ConsumeReport]:
         """Pages until the run is stopped, or until there are none."""
         try:
             yield from self._pages()
@@ -271,7 +273,7 @@ class ConsumeLoop:
             yield from self._leave()
         return self.report
 
-    def release(self) -> Effects[None]:
+    def release(self) -> ClientEffects[None]:
         """Let go of the name once the run is over, if it is ours still."""
         if self.session.standing.lost is None:
             if self.is_ended_by_handler:
@@ -279,7 +281,7 @@ class ConsumeLoop:
             else:
                 yield from self.session.release()
 
-    def _leave(self) -> Effects[None]:
+    def _leave(self) -> ClientEffects[None]:
         """Confirm what is done, if the node can be reached."""
         if self.session.standing.lost is None:
             try:
@@ -287,7 +289,7 @@ class ConsumeLoop:
             except BoundaryError:
                 return  # it will be delivered again
 
-    def _pages(self) -> Effects[None]:
+    def _pages(self) -> ClientEffects[None]:
         while not self.is_stopped():
             # Measured, since a node may answer an empty page at once.
             began_at = yield Now()
@@ -305,7 +307,7 @@ class ConsumeLoop:
                     return
                 yield from self._pace((yield Now()) - began_at)
 
-    def _pace(self, waited: float) -> Effects[None]:
+    def _pace(self, waited: float) -> ClientEffects[None]:
         """Fetch a page; the node waits for facts. If it did not wait, pause here."""
         pause = max(self.wait, MIN_POLL_INTERVAL)
         if waited < pause / 2:
@@ -313,7 +315,7 @@ class ConsumeLoop:
 
     # ---- a page ----
 
-    def _page(self, batch: Batch, earlier: int) -> Effects[None]:
+    def _page(self, batch: Batch, earlier: int) -> ClientEffects[None]:
         facts = batch.facts
         is_released = bool(facts) and facts[0].released
         if facts and not is_released and earlier >= self.item_rule.attempts:
@@ -343,19 +345,19 @@ class ConsumeLoop:
             self.done = max(self.done, batch.through_offset)
             yield from self._confirm()
 
-    def _rest(self, pending: Loss | None, gaps: Iterator[Loss]) -> Effects[None]:
+    def _rest(self, pending: Loss | None, gaps: Iterator[Loss]) -> ClientEffects[None]:
         if pending is not None:
             yield from self._gap(pending)
         for loss in gaps:
             yield from self._gap(loss)
 
-    def _gap(self, loss: Loss) -> Effects[None]:
+    def _gap(self, loss: Loss) -> ClientEffects[None]:
         self.report.lost += loss.count
         yield Handle(self.on_gap, loss)
         # Everything before the loss is handled: it is reported once.
         self.done = max(self.done, loss.last_offset)
 
-    def _item(self, delivery: Delivery, *, is_alone: bool) -> Effects[bool]:
+    def _item(self, delivery: Delivery, *, is_alone: bool) -> ClientEffects[bool]:
         """Handle one fact, or set it aside; False when it has to wait for another run."""
         yield from self._stay_holder()
         call = RetriedCall(self.item_rule, (yield Now()))
@@ -397,7 +399,7 @@ class ConsumeLoop:
 
     def _set_aside(
         self, delivery: Delivery, reason: str, message: str, attempts: int
-    ) -> Effects[None]:
+    ) -> ClientEffects[None]:
         yield from self.session.set_aside(delivery.offset, reason, message[:MAX_MESSAGE], attempts)
         self.report.quarantined += 1
         if not delivery.released:
@@ -406,7 +408,7 @@ class ConsumeLoop:
 
     # ---- standing ----
 
-    def _stay_holder(self) -> Effects[None]:
+    def _stay_holder(self) -> ClientEffects[None]:
         """Do not begin with a fact when the name may be another's by now, nor confirm too late."""
         standing, now = self.session.standing, (yield Now())
         standing.check()
@@ -417,7 +419,7 @@ class ConsumeLoop:
         if now - self.confirmed_at >= third:
             yield from self._confirm()
 
-    def _confirm(self) -> Effects[None]:
+    def _confirm(self) -> ClientEffects[None]:
         """Confirm the good prefix."""
         if self.done > self.report.cursor:
             failpoint("boundary.confirming.before")
@@ -431,7 +433,7 @@ def _was_sought(error: ConsumerHeldError) -> bool:
     return "holder" in error.details and error.details["holder"] is None
 
 
-def renew_lease(session: ConsumerSession, is_over: Callable[[], bool]) -> Effects[None]:
+def renew_lease(session: ConsumerSession, is_over: Callable[[], bool]) -> ClientEffects[None]:
     """Renew the lease now and then, and note when it is lost."""
     standing: LeaseState = session.standing
     while not is_over():

@@ -37,8 +37,8 @@ from ergon_framework.boundary.client.consume_effects import (
 )
 from ergon_framework.boundary.client.effects import (
     RETRIED_KINDS,
+    ClientEffects,
     Dice,
-    Effects,
     Stop,
     TaskRunner,
     ThreadRunner,
@@ -348,7 +348,7 @@ class Consumer(ConsumerBase):
         if self._is_owner:
             self._transport.close()
 
-    def _release(self, script: Effects[None]) -> None:
+    def _release(self, script: ClientEffects[None]) -> None:
         if self._is_holder:
             self._is_holder = False
             with suppress(BoundaryError):  # then the lease ends by itself
@@ -360,7 +360,7 @@ class Consumer(ConsumerBase):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _run(self, script: Effects[T]) -> T:
+    def _run(self, script: ClientEffects[T]) -> T:
         return ThreadRunner(self._transport, current_clock()).run(script)
 
 
@@ -475,7 +475,7 @@ class AsyncConsumer(ConsumerBase):
         if self._is_owner:
             await self._transport.close()
 
-    async def _release(self, script: Effects[None]) -> None:
+    async def _release(self, script: ClientEffects[None]) -> None:
         if self._is_holder:
             self._is_holder = False
             with suppress(BoundaryError):  # then the lease ends by itself
@@ -487,5 +487,5 @@ class AsyncConsumer(ConsumerBase):
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    async def _run(self, script: Effects[T]) -> T:
+    async def _run(self, script: ClientEffects[T]) -> T:
         return await TaskRunner(self._transport).run(script)

@@ -19,7 +19,7 @@ import msgspec
 from ergon_framework.boundary.client.transport import (
     AsyncTransport,
     BlobSource,
-    Report,
+    ReportBytes,
     Reported,
     Transport,
 )
@@ -62,7 +62,7 @@ class Put:
     key: str
     source: BlobSource
     digest: str
-    report: Report
+    report: ReportBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ class Now:
     """The result is the time, in seconds that only ever grow."""
 
 
-Effect: TypeAlias = Send | Put | Get | Read | Shut | Do | Handle | Pause | Now
-Effects: TypeAlias = Generator[Effect, Any, T]
+ClientEffect: TypeAlias = Send | Put | Get | Read | Shut | Do | Handle | Pause | Now
+ClientEffects: TypeAlias = Generator[ClientEffect, Any, T]
 Dice: TypeAlias = Callable[[], float]
 
 _DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {}
@@ -179,13 +179,13 @@ def failure_of(error: BoundaryError) -> Failure:
     return Failure(kind, error.code, error.message, error.retry_after)
 
 
-def repeated(effect: Send | Put | Get, call: RetriedCall, dice: Dice) -> Effects[Any]:
+def repeated(effect: Send | Put | Get, call: RetriedCall, dice: Dice) -> ClientEffects[Any]:
     """Do the very same until it succeeds or is not worth repeating; then raise the last error."""
     while True:
         # Blobs are left alone: how long they take depends on their size, and silence is bounded by
         # the transport.
         if call.rule.budget is None or not isinstance(effect, Send):
-            hurried: Effect = effect
+            hurried: ClientEffect = effect
         else:
             # The first attempt begins when the call does; asking the clock again would cost every
             # call an effect.
@@ -199,7 +199,7 @@ def repeated(effect: Send | Put | Get, call: RetriedCall, dice: Dice) -> Effects
             yield from endured(error, call, dice)
 
 
-def endured(error: BoundaryError, call: RetriedCall, dice: Dice) -> Effects[None]:
+def endured(error: BoundaryError, call: RetriedCall, dice: Dice) -> ClientEffects[None]:
     """Wait until it is time for another attempt; raise the error when there shall be none."""
     # Dice are rolled only where they matter, so that a script with a fixed schedule is the same
     # each time it is replayed.
@@ -214,7 +214,7 @@ def endured(error: BoundaryError, call: RetriedCall, dice: Dice) -> Effects[None
 
 def called(
     method: str, body: bytes, rule: RetryRule, dice: Dice, *, timeout: float | None = None
-) -> Effects[bytes]:
+) -> ClientEffects[bytes]:
     """One unary call under a rule."""
     call = RetriedCall(rule, (yield Now()))
     answer: bytes = yield from repeated(Send(method, body, timeout), call, dice)
@@ -265,7 +265,7 @@ class ThreadRunner:
         self._lock = threading.Lock()
         self._signal: Signal | None = None
 
-    def run(self, effects: Effects[T]) -> T:
+    def run(self, effects: ClientEffects[T]) -> T:
         """Do what is asked for until the generator ends; its value, or what it raised."""
         answer: Any = None
         error: BaseException | None = None
@@ -289,7 +289,7 @@ class ThreadRunner:
             if self._signal is not None:
                 self._signal.notify_all()
 
-    def _do(self, effect: Effect) -> Any:
+    def _do(self, effect: ClientEffect) -> Any:
         match effect:
             case Send(method, body, timeout):
                 return self._transport.call(method, body, timeout=timeout)
@@ -343,7 +343,7 @@ class TaskRunner:
         self._loop = asyncio.get_running_loop()
         self._signal = AsyncSignal()
 
-    async def run(self, effects: Effects[T]) -> T:
+    async def run(self, effects: ClientEffects[T]) -> T:
         """Do what is asked for until the generator ends; its value, or what it raised."""
         answer: Any = None
         error: BaseException | None = None
@@ -365,7 +365,7 @@ class TaskRunner:
         """Let whoever waits look whether to stop."""
         self._signal.notify_all()
 
-    async def _do(self, effect: Effect) -> Any:
+    async def _do(self, effect: ClientEffect) -> Any:
         match effect:
             case Send(method, body, timeout):
                 return await self._transport.call(method, body, timeout=timeout)

@@ -37,7 +37,7 @@ from ergon_framework.boundary.arguments import (
     one_of,
 )
 from ergon_framework.boundary.client import outbox_drain
-from ergon_framework.boundary.client.artifacts import Artifact, Blob, source_of
+from ergon_framework.boundary.client.artifacts import Artifact, FileContent, source_of
 from ergon_framework.boundary.client.outbox_drain import (
     Drain,
     DrainEnd,
@@ -81,12 +81,12 @@ from ergon_framework.errors import (
     describe,
 )
 from ergon_framework.ports.factstore import NewFact
-from ergon_framework.storage.sqlite.external_transaction import Joinable
+from ergon_framework.storage.sqlite.external_transaction import SqliteJoinable
 
 __all__ = ["DrainEnd", "DrainReport", "Figures", "Outbox", "Refused"]
 
 
-Attached: TypeAlias = Artifact | Blob
+Attached: TypeAlias = Artifact | FileContent
 
 
 def attached(
@@ -284,7 +284,7 @@ class Outbox:
 
     def add_in(
         self,
-        connection: Joinable,
+        connection: SqliteJoinable,
         envelope: Envelope | Mapping[str, Any],
         fact: Fact | Mapping[str, Any],
     ) -> int:

@@ -202,9 +202,9 @@ class Rest:
     least: float = 0.0
 
 
-Effect: TypeAlias = SpoolWork | ProducerCall | Rest
+DrainEffect: TypeAlias = SpoolWork | ProducerCall | Rest
 R = TypeVar("R")
-DrainSteps: TypeAlias = Generator[Effect, Any, R]
+DrainSteps: TypeAlias = Generator[DrainEffect, Any, R]
 
 
 class DrainObserver:
@@ -417,7 +417,7 @@ def drain(
                 return DrainReport(ended=DrainEnd.EMPTY)
             subscription.wait(poll)
 
-        def perform(effect: Effect) -> Any:
+        def perform(effect: DrainEffect) -> Any:
             if isinstance(effect, SpoolWork):
                 return effect.work()
             if isinstance(effect, ProducerCall):
@@ -433,7 +433,7 @@ def drain(
             spool.notify()  # another drain may be waiting for the lock
 
 
-def drive(script: DrainSteps[DrainReport], perform: Callable[[Effect], Any]) -> DrainReport:
+def drive(script: DrainSteps[DrainReport], perform: Callable[[DrainEffect], Any]) -> DrainReport:
     """Perform the effects that a drain asks for, one after the other, until it ends."""
     try:
         effect = next(script)
@@ -482,7 +482,7 @@ async def drain_async(
             await _first_of(notified, stop, poll)
             notified.clear()
 
-        async def perform(effect: Effect) -> Any:
+        async def perform(effect: DrainEffect) -> Any:
             if isinstance(effect, SpoolWork):
                 return await asyncio.to_thread(effect.work)
             if isinstance(effect, ProducerCall):
@@ -498,7 +498,7 @@ async def drain_async(
 
 
 async def _drive_async(
-    script: DrainSteps[DrainReport], perform: Callable[[Effect], Any]
+    script: DrainSteps[DrainReport], perform: Callable[[DrainEffect], Any]
 ) -> DrainReport:
     try:
         effect = next(script)

@@ -41,7 +41,7 @@ from ergon_framework.storage.objectstore.disk import sync_file, sync_folder
 from ergon_framework.storage.secure_files import Folder, open_file
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.database import Database
-from ergon_framework.storage.sqlite.external_transaction import Joinable, joined
+from ergon_framework.storage.sqlite.external_transaction import SqliteJoinable, joined
 from ergon_framework.storage.sqlite.migrations import SqliteSchema
 from ergon_framework.storage.sqlite.notifier import FifoNotifier, FifoSubscription
 
@@ -377,7 +377,7 @@ class OutboxStore:
         self.notify()
         return added
 
-    def add_in(self, connection: Joinable, entry: OutboxEntry) -> int:
+    def add_in(self, connection: SqliteJoinable, entry: OutboxEntry) -> int:
         """The same in the caller's own transaction on the same file, which the caller commits."""
         with joined(connection, self.path, _SQL["lock"]) as cursor:
             return self._insert(cursor, entry)[0]

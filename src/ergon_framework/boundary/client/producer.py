@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import Self, TypeVar, Unpack
 
 from ergon_framework.boundary.arguments import TRANSPORT
-from ergon_framework.boundary.client.artifacts import Artifact, Blob
-from ergon_framework.boundary.client.effects import Effects, TaskRunner, ThreadRunner
+from ergon_framework.boundary.client.artifacts import Artifact, FileContent
+from ergon_framework.boundary.client.effects import ClientEffects, TaskRunner, ThreadRunner
 from ergon_framework.boundary.client.options import (
     EnvelopeOptions,
     ProducerBase,
@@ -20,7 +20,7 @@ from ergon_framework.boundary.client.options import (
     client_tls,
 )
 from ergon_framework.boundary.client.publish_effects import (
-    Progress,
+    ShowProgress,
     appending,
     appending_many,
     fact_of,
@@ -83,7 +83,7 @@ class Producer(ProducerBase):
         return results
 
     def put_object(
-        self, bucket: str, key: str, blob: Blob, digest: str | None = None
+        self, bucket: str, key: str, blob: FileContent, digest: str | None = None
     ) -> ObjectReceipt:
         """Store bytes, or a file, under a name; when this returns, the node has them on disk."""
         return self._run(putting_blob(bucket, key, blob, digest, self.habits))
@@ -95,10 +95,10 @@ class Producer(ProducerBase):
     def publish(
         self,
         fact: FactLike,
-        files: Sequence[Artifact | Blob] = (),
+        files: Sequence[Artifact | FileContent] = (),
         *,
         envelope: EnvelopeLike | None = None,
-        progress: Progress = None,
+        progress: ShowProgress = None,
         **fields: Unpack[EnvelopeOptions],
     ) -> Receipt:
         """Do the whole sequence: put every file, wait for its digest, then append the fact.
@@ -128,7 +128,7 @@ class Producer(ProducerBase):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _run(self, script: Effects[T]) -> T:
+    def _run(self, script: ClientEffects[T]) -> T:
         return ThreadRunner(self._transport, current_clock()).run(script)
 
 
@@ -169,7 +169,7 @@ class AsyncProducer(ProducerBase):
         return results
 
     async def put_object(
-        self, bucket: str, key: str, blob: Blob, digest: str | None = None
+        self, bucket: str, key: str, blob: FileContent, digest: str | None = None
     ) -> ObjectReceipt:
         """Store bytes, or a file, under a name; when this returns, the node has them on disk."""
         return await self._run(putting_blob(bucket, key, blob, digest, self.habits))
@@ -181,10 +181,10 @@ class AsyncProducer(ProducerBase):
     async def publish(
         self,
         fact: FactLike,
-        files: Sequence[Artifact | Blob] = (),
+        files: Sequence[Artifact | FileContent] = (),
         *,
         envelope: EnvelopeLike | None = None,
-        progress: Progress = None,
+        progress: ShowProgress = None,
         **fields: Unpack[EnvelopeOptions],
     ) -> Receipt:
         """Do the whole sequence: put every file, wait for its digest, then append the fact.
@@ -214,5 +214,5 @@ class AsyncProducer(ProducerBase):
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    async def _run(self, script: Effects[T]) -> T:
+    async def _run(self, script: ClientEffects[T]) -> T:
         return await TaskRunner(self._transport).run(script)

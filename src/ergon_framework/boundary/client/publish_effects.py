@@ -17,19 +17,19 @@ from typing import Any, TypeAlias
 import msgspec
 
 from ergon_framework.boundary.arguments import is_list
-from ergon_framework.boundary.client.artifacts import Artifact, Blob, digest_of, source_of
+from ergon_framework.boundary.client.artifacts import Artifact, FileContent, digest_of, source_of
 from ergon_framework.boundary.client.effects import (
     RETRY_RULE,
+    ClientEffects,
     Dice,
     Do,
-    Effects,
     Now,
     Put,
     called,
     repeated,
     understood,
 )
-from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY, BlobSource, Report
+from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY, BlobSource, ReportBytes
 from ergon_framework.boundary.facts.validation import validate_fact
 from ergon_framework.boundary.http.codec import error_of_document
 from ergon_framework.boundary.model import (
@@ -83,13 +83,15 @@ def message_json(
     return b'{"envelope":%b,"fact":%b}' % (valid.new_fact.envelope, valid.new_fact.fact)
 
 
-def appending(message: bytes, habits: ProducerConfig) -> Effects[Receipt]:
+def appending(message: bytes, habits: ProducerConfig) -> ClientEffects[Receipt]:
     """Append one fact, which was serialised once and for all."""
     answer = yield from called(BOUNDARY + "AppendFact", message, habits.rule, habits.dice)
     return understood(answer, Receipt)
 
 
-def looking_up(from_zone: str, message_id: str, habits: ProducerConfig) -> Effects[Receipt | None]:
+def looking_up(
+    from_zone: str, message_id: str, habits: ProducerConfig
+) -> ClientEffects[Receipt | None]:
     """What the node's ledger knows about an id; None when it never saw it."""
     try:
         asked = msgspec.json.encode({"from_zone": from_zone, "message_id": message_id})
@@ -108,7 +110,7 @@ def looking_up(from_zone: str, message_id: str, habits: ProducerConfig) -> Effec
 
 def appending_many(
     items: Iterable[tuple[EnvelopeLike, FactLike]], habits: ProducerConfig
-) -> Effects[list[Receipt | BoundaryError]]:
+) -> ClientEffects[list[Receipt | BoundaryError]]:
     """Append in order; what is invalid is not sent and keeps its place in the results."""
     results: list[Receipt | BoundaryError | None] = []
     messages: list[tuple[int, bytes]] = []
@@ -163,8 +165,13 @@ def _outcome(result: dict[str, Any]) -> Receipt | BoundaryError:
 
 
 def putting(
-    bucket: str, key: str, source: BlobSource, digest: str, report: Report, habits: ProducerConfig
-) -> Effects[ObjectReceipt]:
+    bucket: str,
+    key: str,
+    source: BlobSource,
+    digest: str,
+    report: ReportBytes,
+    habits: ProducerConfig,
+) -> ClientEffects[ObjectReceipt]:
     """Put a blob and make sure that what the node has is what was meant."""
     call = RetriedCall(habits.rule, (yield Now()))
     effect = Put(bucket, key, source, digest, report)
@@ -181,8 +188,8 @@ def putting(
 
 
 def putting_blob(
-    bucket: str, key: str, blob: Blob, digest: str | None, habits: ProducerConfig
-) -> Effects[ObjectReceipt]:
+    bucket: str, key: str, blob: FileContent, digest: str | None, habits: ProducerConfig
+) -> ClientEffects[ObjectReceipt]:
     """Put bytes or a file; the digest is computed here unless the caller knows it."""
     source: BlobSource = yield Do(lambda: source_of(blob))
     try:
@@ -264,7 +271,7 @@ def _referring(fact: Fact, references: list[dict[str, Any]]) -> Fact:
 
 declare("boundary.publishing.before", "boundary.publishing.after")
 
-Progress: TypeAlias = bool | Callable[[str, int, int], None] | None
+ShowProgress: TypeAlias = bool | Callable[[str, int, int], None] | None
 """A bar (True), none (False), one when it is worth it (None), or a function that is called with the
 name of the file, the bytes sent so far, and their total.
 """
@@ -291,10 +298,10 @@ def fact_of(fact: FactLike) -> Fact:
 def publishing(
     fact: Fact,
     envelope: Envelope | Mapping[str, Any],
-    files: Sequence[Artifact | Blob],
+    files: Sequence[Artifact | FileContent],
     habits: ProducerConfig,
-    progress: Progress,
-) -> Effects[Receipt]:
+    progress: ShowProgress,
+) -> ClientEffects[Receipt]:
     """Put every file, one after the other; then append the fact that refers to them."""
     if not is_list(files):
         raise ConfigurationError(
@@ -340,13 +347,13 @@ def publishing(
 class _Watch:
     """Reports the progress of each file."""
 
-    def __init__(self, progress: Progress, total: int) -> None:
+    def __init__(self, progress: ShowProgress, total: int) -> None:
         self._callback = progress if callable(progress) else None
         is_worth_it = total > PROGRESS_BYTES and sys.stderr.isatty()
         self._has_bar = progress is True or (progress is None and is_worth_it)
         self._bar: Any = None
 
-    def __enter__(self) -> Callable[[str, int], Report]:
+    def __enter__(self) -> Callable[[str, int], ReportBytes]:
         if self._has_bar:
             self._bar = _bar()
             self._bar.start()
@@ -356,7 +363,7 @@ class _Watch:
         if self._bar is not None:
             self._bar.stop()
 
-    def _report(self, name: str, total: int) -> Report:
+    def _report(self, name: str, total: int) -> ReportBytes:
         if self._callback is not None:
             callback = self._callback
             return lambda sent: callback(name, sent, total)
@@ -368,7 +375,13 @@ class _Watch:
 
 def _bar() -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TransferSpeedColumn,
+    )
 
     columns = (
         TextColumn("{task.description}"),

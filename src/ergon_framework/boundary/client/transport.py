@@ -15,7 +15,7 @@ import msgspec
 
 from ergon_framework.boundary.model import ObjectReceipt
 
-Report: TypeAlias = Callable[[int], None] | None
+ReportBytes: TypeAlias = Callable[[int], None] | None
 """Called with the number of bytes sent so far, from 0 again when they are sent again."""
 
 
@@ -34,7 +34,7 @@ class BlobSource(Protocol):
 class Reported:
     """The source's bytes, with their progress reported; may be read anew."""
 
-    def __init__(self, source: BlobSource, report: Report) -> None:
+    def __init__(self, source: BlobSource, report: ReportBytes) -> None:
         self._source = source
         self._report = report
 

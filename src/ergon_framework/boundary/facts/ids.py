@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from ergon_framework.boundary.facts.canonical import canonical
 from ergon_framework.errors import ConfigurationError, FactInvalidError
 
-Part: TypeAlias = str | int
+IdPart: TypeAlias = str | int
 """What an id may be made of."""
 
 _HASHED = "ergon.message_id.1"
@@ -28,10 +28,10 @@ _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "urn:ergon:stable-uuid")
 def message_id(
     event_type: str,
     entity_kind: str,
-    entity_id: Part,
+    entity_id: IdPart,
     *,
-    revision: Part | None = None,
-    discriminator: Part | None = None,
+    revision: IdPart | None = None,
+    discriminator: IdPart | None = None,
     source_time: str | None = None,
     once: bool = False,
 ) -> str:
@@ -58,7 +58,7 @@ def message_id(
     return sha256(_array(_HASHED, *parts, occasion)).hexdigest()
 
 
-def stable_uuid(namespace: uuid.UUID | str, *name: Part) -> str:
+def stable_uuid(namespace: uuid.UUID | str, *name: IdPart) -> str:
     """A UUID of version 5 for the parts of a name; a namespace may be any text."""
     if not name:
         raise _refused("name", "is missing", "give at least one part")

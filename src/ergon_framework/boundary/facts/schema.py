@@ -49,7 +49,7 @@ class FactProblem(NamedTuple):
 
 
 Problems: TypeAlias = list[FactProblem]
-Check: TypeAlias = Callable[[str, Any, Problems], Any]
+ValueCheck: TypeAlias = Callable[[str, Any, Problems], Any]
 
 
 def refusal(*problems: FactProblem) -> FactInvalidError:
@@ -80,7 +80,7 @@ def place(path: str, key: str | int) -> str:
 
 
 def named(
-    given: Any, path: str, checks: Mapping[str, tuple[Check, bool]], problems: Problems
+    given: Any, path: str, checks: Mapping[str, tuple[ValueCheck, bool]], problems: Problems
 ) -> dict[str, Any]:
     """The fields of an envelope or a fact; names may be written in lowerCamelCase too."""
     if isinstance(given, msgspec.Struct):
@@ -104,7 +104,10 @@ def named(
 
 
 def _checked(
-    found: dict[str, Any], path: str, checks: Mapping[str, tuple[Check, bool]], problems: Problems
+    found: dict[str, Any],
+    path: str,
+    checks: Mapping[str, tuple[ValueCheck, bool]],
+    problems: Problems,
 ) -> dict[str, Any]:
     """What was found, each value as its check leaves it."""
     fields = {}
@@ -136,7 +139,7 @@ def anything(_field: str, value: Any, _problems: Problems) -> Any:
     return value
 
 
-def shaped(pattern: re.Pattern[str], longest: int, remedy: str) -> Check:
+def shaped(pattern: re.Pattern[str], longest: int, remedy: str) -> ValueCheck:
     """Text of so many characters at most that a pattern describes."""
 
     def check(field: str, value: Any, problems: Problems) -> Any:
@@ -225,7 +228,7 @@ def _snake(name: str) -> str:
 
 _ZONE = shaped(ZONE, MAX_ZONE, "give the name of a zone, without control characters")
 
-ENVELOPE: dict[str, tuple[Check, bool]] = {
+ENVELOPE: dict[str, tuple[ValueCheck, bool]] = {
     "message_id": (
         shaped(MESSAGE_ID, 255, "use 1 to 255 printable ASCII characters without spaces"),
         True,
@@ -244,7 +247,7 @@ ENVELOPE: dict[str, tuple[Check, bool]] = {
 }
 """Each field of an envelope with its check, and whether it must be there."""
 
-FACT: dict[str, tuple[Check, bool]] = {
+FACT: dict[str, tuple[ValueCheck, bool]] = {
     "subject": (
         shaped(SUBJECT, MAX_SUBJECT, "write it as kind:id or kind:scope/id, in ASCII"),
         True,

@@ -126,7 +126,7 @@ def _size(item: dict[str, Any], path: str, problems: Problems) -> int | None:
     return None
 
 
-Message: TypeAlias = tuple[Envelope, Fact]
+FactMessage: TypeAlias = tuple[Envelope, Fact]
 T = TypeVar("T")
 
 _DAY_MS = 86_400_000
@@ -206,7 +206,7 @@ def are_valid_names(from_zone: str, to_zone: str, predicate: str) -> bool:
     return bool(is_zone(from_zone) and is_zone(to_zone) and is_predicate(predicate))
 
 
-def parse_append(body: bytes, limits: LimitSettings | None = None) -> Message:
+def parse_append(body: bytes, limits: LimitSettings | None = None) -> FactMessage:
     """The envelope and the fact of an ``AppendFact``; its object is read when it is validated."""
     item = _parsed(_decode_item, body)
     if item is not None:
@@ -219,7 +219,7 @@ def parse_append(body: bytes, limits: LimitSettings | None = None) -> Message:
 
 def parse_batch(
     body: bytes, limits: LimitSettings | None = None
-) -> list[Message | FactInvalidError]:
+) -> list[FactMessage | FactInvalidError]:
     """The items of an ``AppendFacts`` in order; one that is wrong is an error in its place."""
     batch = _parsed(_decode_items, body)
     if batch is not None:
@@ -230,7 +230,7 @@ def parse_batch(
     return [_attempted(item, limits) for item in items]
 
 
-def composed(envelope: Any, fact: Any) -> Message:
+def composed(envelope: Any, fact: Any) -> FactMessage:
     """The envelope and the fact that these members describe, or every mistake in them."""
     problems: Problems = []
     envelope_fields = schema.named(envelope, "envelope", schema.ENVELOPE, problems)
@@ -292,7 +292,7 @@ def validate_fact(
 
 def _typed(
     envelope: Envelope | Mapping[str, Any], fact: Fact | Mapping[str, Any]
-) -> Message | None:
+) -> FactMessage | None:
     """Both as records, if the names are those of the fields and the values have their types."""
     try:
         if not isinstance(envelope, Envelope):
@@ -363,7 +363,7 @@ def _raw_items(body: bytes) -> list[bytes]:
     return [json.dumps(item).encode() for item in items]
 
 
-def _attempted(item: bytes, limits: LimitSettings | None) -> Message | FactInvalidError:
+def _attempted(item: bytes, limits: LimitSettings | None) -> FactMessage | FactInvalidError:
     try:
         return parse_append(item, limits)
     except FactInvalidError as error:

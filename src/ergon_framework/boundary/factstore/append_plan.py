@@ -16,11 +16,11 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from ergon_framework.boundary.factstore.hashchain import PreparedFact
 from ergon_framework.ports.factstore import (
     Appended,
+    AppendOutcome,
     CapacityExceeded,
     Conflict,
     MissingReference,
     NewFact,
-    Outcome,
     Reference,
 )
 
@@ -93,14 +93,14 @@ class AppendPlanner(Generic[L]):
 
     def append(
         self, log: str, facts: Sequence[PreparedFact], capacity: int | None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         """Take in what is new, whose artifacts are there, and for which there is room."""
         placement = self._placement
         found, fresh, place = placement.log(log), placement.fresh, placement.place
         find = placement.known
-        outcomes: list[Outcome] = []
+        outcomes: list[AppendOutcome] = []
         for fact in facts:
-            outcome: Outcome | None = None
+            outcome: AppendOutcome | None = None
             # Placed by this transaction: the store does not find it by its id yet.
             if fact.key in fresh:
                 outcome = _twin(fresh, fact)
@@ -113,12 +113,12 @@ class AppendPlanner(Generic[L]):
             outcomes.append(outcome or Appended(place(found, fact)))
         return outcomes
 
-    def receive(self, log: str, facts: Iterable[PreparedFact]) -> list[Outcome]:
+    def receive(self, log: str, facts: Iterable[PreparedFact]) -> list[AppendOutcome]:
         """Take in what is new, of what a peer sent: nothing else is asked of it."""
         found = self._placement.log(log)
         return [self._received(found, fact) for fact in facts]
 
-    def _received(self, log: L, fact: PreparedFact) -> Outcome:
+    def _received(self, log: L, fact: PreparedFact) -> AppendOutcome:
         placement = self._placement
         if fact.key in placement.fresh:
             return _twin(placement.fresh, fact)
@@ -127,7 +127,7 @@ class AppendPlanner(Generic[L]):
             return Appended(placement.place(log, fact))
         return judge_known(fact.new, known)
 
-    def _refused(self, log: L, fact: PreparedFact, capacity: int | None) -> Outcome | None:
+    def _refused(self, log: L, fact: PreparedFact, capacity: int | None) -> AppendOutcome | None:
         """What is wrong with a new fact; None when it may enter."""
         for reference in fact.new.references if fact.new.needs_artifacts else ():
             found = self._placement.object(reference)

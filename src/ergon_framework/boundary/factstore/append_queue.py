@@ -25,13 +25,15 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import BoundaryError, StoreError, StoreUnavailableError
-from ergon_framework.ports.factstore import Appended, Outcome
+from ergon_framework.ports.factstore import Appended, AppendOutcome
 from ergon_framework.storage.sqlite.group_commit import CommitQueue, PendingWrite, nested
 
 logger = logging.getLogger("ergon_framework.boundary")
 
 
-def tell_head(seen: Callable[[str, int], None], log: str, outcomes: Sequence[Outcome]) -> None:
+def tell_head(
+    seen: Callable[[str, int], None], log: str, outcomes: Sequence[AppendOutcome]
+) -> None:
     """Call ``seen`` with the head of a log, if these outcomes say that it has grown."""
     new = [each.offset for each in outcomes if isinstance(each, Appended) and not each.is_duplicate]
     if new:
@@ -112,7 +114,7 @@ class Callback(Generic[Request, Answer]):
     fail = tell
 
 
-Pending: TypeAlias = QueuedRequest[Request, Answer] | Callback[Request, Answer]
+PendingEntry: TypeAlias = QueuedRequest[Request, Answer] | Callback[Request, Answer]
 
 
 MAX_GROUP = 512
@@ -207,12 +209,12 @@ class AppendQueue(Generic[Request, Answer]):
         self._turns = CommitQueue()
         self._lock = threading.RLock()  # a signal's handler may close at any step of its thread
         self._changed = threading.Condition(self._lock)
-        self._line: SimpleQueue[Pending[Request, Answer] | None] = SimpleQueue()
+        self._line: SimpleQueue[PendingEntry[Request, Answer] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._left = 0
         """Callbacks that have not been called yet."""
         self._served = AnsweredCallers()
-        self._seen: deque[Pending[Request, Answer]] = deque()
+        self._seen: deque[PendingEntry[Request, Answer]] = deque()
         """Requests that were looked at, and come before the queue."""
         self._server: int | None = None
         """The id of the background thread, while it serves a group."""
@@ -341,7 +343,7 @@ class AppendQueue(Generic[Request, Answer]):
         if thread is not None:
             thread.join(self._close_timeout)
 
-    def _stands_in_line(self, asked: Pending[Request, Answer]) -> bool:
+    def _stands_in_line(self, asked: PendingEntry[Request, Answer]) -> bool:
         is_left = isinstance(asked, Callback)
         with self._lock:
             has_thread = self._thread is not None or self._begin()
@@ -399,7 +401,7 @@ class AppendQueue(Generic[Request, Answer]):
                 logger.exception("the thread %s stumbled", self._name)
             del first  # an idle thread must not keep a request and its zone alive
 
-    def _awaited(self) -> Pending[Request, Answer] | None:
+    def _awaited(self) -> PendingEntry[Request, Answer] | None:
         """Wait for a request; None after ``close``, or when none has come for a while."""
         while True:
             with suppress(Empty):
@@ -413,10 +415,10 @@ class AppendQueue(Generic[Request, Answer]):
                         self._thread = None
                     return None
 
-    def _serve_waiting(self, first: Pending[Request, Answer]) -> None:
+    def _serve_waiting(self, first: PendingEntry[Request, Answer]) -> None:
         """Serve group after group until the queue stays empty."""
         turns, me = self._turns, get_ident()
-        asked: Pending[Request, Answer] | None = first
+        asked: PendingEntry[Request, Answer] | None = first
         try:
             while asked is not None:
                 if turns.leader != me:
@@ -433,7 +435,9 @@ class AppendQueue(Generic[Request, Answer]):
             if turns.leader == me:
                 turns.leave()
 
-    def _gathered(self, first: Pending[Request, Answer]) -> list[Pending[Request, Answer]]:
+    def _gathered(
+        self, first: PendingEntry[Request, Answer]
+    ) -> list[PendingEntry[Request, Answer]]:
         """The first request and all behind it that fit into one group."""
         group, weigh, max_group = [first], self._weigh, self._max_group
         # Requests are weighed because one may carry thousands of facts: a group is bounded by work,
@@ -450,7 +454,7 @@ class AppendQueue(Generic[Request, Answer]):
         # said that they did not.
         return [each for each in group if not each.is_gone]
 
-    def _next(self, *, is_crowded: bool) -> Pending[Request, Answer] | None:
+    def _next(self, *, is_crowded: bool) -> PendingEntry[Request, Answer] | None:
         """The next request; None when callers may serve themselves again."""
         with suppress(Empty):
             return self._taken()
@@ -462,20 +466,22 @@ class AppendQueue(Generic[Request, Answer]):
                 return self._kept(self._line.get(timeout=LINGER_TIME))
         return None
 
-    def _taken(self) -> Pending[Request, Answer] | None:
+    def _taken(self) -> PendingEntry[Request, Answer] | None:
         """The next request without waiting; raises ``Empty``."""
         if self._seen:
             with suppress(IndexError):  # another thread was faster
                 return self._seen.popleft()
         return self._kept(self._line.get_nowait())
 
-    def _kept(self, asked: Pending[Request, Answer] | None) -> Pending[Request, Answer] | None:
+    def _kept(
+        self, asked: PendingEntry[Request, Answer] | None
+    ) -> PendingEntry[Request, Answer] | None:
         """What was taken from the queue. The end mark goes back: the thread looks for it later."""
         if asked is None:
             self._line.put(None)
         return asked
 
-    def _serve_group(self, group: Sequence[Pending[Request, Answer]]) -> None:
+    def _serve_group(self, group: Sequence[PendingEntry[Request, Answer]]) -> None:
         waiting = [each for each in group if isinstance(each, QueuedRequest)]
         try:
             answers = self._serve([each.request for each in group]) if group else ()

@@ -208,12 +208,12 @@ def checked_seal(
 NOBODY = ""
 """The zone that markers are from and go to: a zone of facts has a name."""
 
-Entry: TypeAlias = NewFact | Gap
+ChainEntry: TypeAlias = NewFact | Gap
 
 
-def in_order(facts: Sequence[NewFact], gaps: Sequence[Gap]) -> list[Entry]:
+def in_order(facts: Sequence[NewFact], gaps: Sequence[Gap]) -> list[ChainEntry]:
     """Facts with the losses before those that come after them at the peer."""
-    entries: list[Entry] = []
+    entries: list[ChainEntry] = []
     waiting = deque(gaps)
     for fact in facts:
         while waiting and waiting[0].first < (fact.source_offset or 0):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ergon_framework.ports.factstore import (
+    AppendOutcome,
     BeforeWait,
     ConsumerInfo,
     ConsumerStore,
@@ -25,7 +26,6 @@ from ergon_framework.ports.factstore import (
     LogPage,
     NewFact,
     ObjectIndex,
-    Outcome,
     Quarantined,
     StoredObject,
     StoreInfo,
@@ -102,7 +102,7 @@ class FactStoreOfParts:
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         """Append in order in one commit, each with an outcome of its own."""
         return self.log.append(log, facts, capacity=capacity)
 
@@ -110,7 +110,7 @@ class FactStoreOfParts:
         self,
         log: str,
         facts: Sequence[NewFact],
-        done: Callable[[list[Outcome] | BaseException], None],
+        done: Callable[[list[AppendOutcome] | BaseException], None],
         *,
         capacity: int | None = None,
     ) -> None:
@@ -154,7 +154,7 @@ class FactStoreOfParts:
         link: Link,
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         """Insert what a peer sent where it is absent, and move the link to ``link``: one commit."""
         return self.log.receive(peer, facts, link, refused, gaps)
 

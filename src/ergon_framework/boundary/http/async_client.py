@@ -221,7 +221,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._waiter.set_result(None)
 
 
-Talk: TypeAlias = Callable[[AsyncConnection], Awaitable[None]]
+AsyncExchanging: TypeAlias = Callable[[AsyncConnection], Awaitable[None]]
 """One request over a connection, and as much of its answer as the caller needs."""
 
 
@@ -354,7 +354,10 @@ class AsyncHttpTransport:
     # ---- connections ----
 
     async def _exchange(
-        self, talk: Talk, make_reader: Callable[[], ResponseReader], seconds: float | None
+        self,
+        talk: AsyncExchanging,
+        make_reader: Callable[[], ResponseReader],
+        seconds: float | None,
     ) -> tuple[ResponseReader, AsyncConnection]:
         """Talk over a kept connection, or a new one. Give the connection back."""
         if self._is_closed:
@@ -393,7 +396,7 @@ class AsyncHttpTransport:
 
     async def _attempt(
         self,
-        talk: Talk,
+        talk: AsyncExchanging,
         reader: ResponseReader,
         connection: AsyncConnection,
         deadline: float | None,

@@ -100,7 +100,7 @@ def _connected(endpoint: Endpoint, timeout: float) -> socket.socket:
     return secure
 
 
-Talk: TypeAlias = Callable[[HttpConnection, ResponseReader], None]
+Exchanging: TypeAlias = Callable[[HttpConnection, ResponseReader], None]
 """One request over a connection, and as much of its answer as the caller needs."""
 
 
@@ -261,7 +261,7 @@ class HttpTransport:
 
     def _exchange(
         self,
-        talk: Talk,
+        talk: Exchanging,
         make_reader: Callable[[], ResponseReader],
         deadline: float | None = None,
         *,
@@ -288,7 +288,9 @@ class HttpTransport:
             self.leave()
         return reader
 
-    def _attempt(self, talk: Talk, reader: ResponseReader, connection: HttpConnection) -> None:
+    def _attempt(
+        self, talk: Exchanging, reader: ResponseReader, connection: HttpConnection
+    ) -> None:
         try:
             talk(connection, reader)
         except OSError as error:

@@ -53,7 +53,7 @@ from ergon_framework.errors import (
     NotPermittedError,
     StoreError,
 )
-from ergon_framework.ports.factstore import OUTBOUND, FactStore, Fetched, Outcome
+from ergon_framework.ports.factstore import OUTBOUND, AppendOutcome, FactStore, Fetched
 
 NO_TOKEN = "no_token"  # noqa: S105 - a reason
 LIVES = ("/healthz", "/livez")
@@ -243,7 +243,7 @@ def _wake(fetch: WaitingFetch) -> None:
 
 
 T = TypeVar("T")
-Pending: TypeAlias = tuple[Exchange, ValidatedFact, float]
+PendingAppend: TypeAlias = tuple[Exchange, ValidatedFact, float]
 """An append on its way to disk, and when it came."""
 
 
@@ -262,7 +262,7 @@ class AppendRoutes:
         self._permitted = permitted
         self._denied = denied
         self._loop = asyncio.get_running_loop()
-        self._gathered: list[Pending] = []
+        self._gathered: list[PendingAppend] = []
 
     def append(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         """One fact; it is answered when the group it goes into is on disk."""
@@ -307,7 +307,7 @@ class AppendRoutes:
         except BoundaryError as error:
             zone.answering.refused(error, new)
             raise
-        committed: asyncio.Future[list[Outcome] | BaseException] = loop.create_future()
+        committed: asyncio.Future[list[AppendOutcome] | BaseException] = loop.create_future()
         zone.store.append_soon(
             OUTBOUND,
             [new],
@@ -320,11 +320,15 @@ class AppendRoutes:
         self._reply(exchange, valid, outcome, seconds)
         zone.events.append_seconds.add(seconds)
 
-    def _appended(self, gathered: list[Pending], result: list[Outcome] | BaseException) -> None:
+    def _appended(
+        self, gathered: list[PendingAppend], result: list[AppendOutcome] | BaseException
+    ) -> None:
         """In the writer's thread, once per group."""
         self._loop.call_soon_threadsafe(self._answer, gathered, result)
 
-    def _answer(self, gathered: list[Pending], result: list[Outcome] | BaseException) -> None:
+    def _answer(
+        self, gathered: list[PendingAppend], result: list[AppendOutcome] | BaseException
+    ) -> None:
         outcomes = result if isinstance(result, list) else [result] * len(gathered)
         now, seen = perf_counter(), self._zone.events.append_seconds
         for (exchange, valid, began), outcome in zip(gathered, outcomes, strict=True):
@@ -335,7 +339,7 @@ class AppendRoutes:
         self,
         exchange: Exchange,
         valid: ValidatedFact,
-        outcome: Outcome | BaseException,
+        outcome: AppendOutcome | BaseException,
         seconds: float,
     ) -> None:
         if isinstance(outcome, BaseException):

@@ -99,7 +99,8 @@ class Artifacts:
         self._transport = transport
         self._in_thread = in_thread
         self._refused: Counter[bytes] = Counter()
-        """How often the artifacts of a fact could not be had, by the fact's digest."""
+        """How often the artifacts of a fact could not be had, by the fact's digest. In memory
+        alone: after a restart they are counted anew, and the fact is only set aside later."""
         self.trouble: BaseException | None = None
         """Why the last plan had to be cut, if it was."""
 
@@ -123,6 +124,8 @@ class Artifacts:
             if self._is_given_up(fact, error):
                 self._refuse(made, batch, fact, error, now)
                 continue
+            # What lies behind it waits too, whole or not: the peer keeps one offset for this zone,
+            # and a confirmation beyond this fact would lose it.
             self.trouble = error
             return replication_plan.cut_before(made, link, fact.source_offset or 0)
         return made
@@ -140,6 +143,8 @@ class Artifacts:
             if not replication_plan.is_about_the_fact(error):
                 raise
             why = str(error)
+        # Two commits, in this order: whoever dies in between takes the fact in once more, and its
+        # id is known. The other way round it would be settled and not there.
         state = "quarantined" if why else "settled"
         await self._in_thread(lambda: store.settle(item.id, state, reason=why or "taken in"))
 
@@ -155,6 +160,7 @@ class Artifacts:
             refuse_larger(new, store.largest)
         new.source_offset = item.offset
         await self._fetch_all(new)
+        # The link as it stands: it passed this offset of the peer when the fact was set aside.
         link = await self._in_thread(lambda: store.link(self._peer))
         (outcome,) = await self._in_thread(lambda: store.receive(self._peer, [new], link))
         return "" if isinstance(outcome, Appended) else "it is still refused"
@@ -232,6 +238,7 @@ class Artifacts:
 
     def _adopted(self, wanted: Reference) -> Reference | None:
         """Name the bytes if they are here already."""
+        # Guarded: a sweep could delete bytes without a name between the look and the binding.
         with self._zone.blobs.storing():
             blob = self._zone.objects.stat(wanted.digest)
             is_here = blob is not None and blob.size == wanted.size
@@ -344,6 +351,8 @@ class Puller:
         except BoundaryError as error:
             if error.reason != "truncated":
                 raise
+            # Written down here before the peer is asked to go on: once its cursor has moved, it
+            # does not tell of the loss again.
             await self._seek(await self._pass(link, error))
             return  # its retention did not wait for this zone
         self.zone.gates[self.peer]["held_by"] = None  # the peer served us: no other node pulls
@@ -436,6 +445,10 @@ class Puller:
 
     async def _pass(self, link: Link, error: BoundaryError) -> int:
         """The peer dropped facts before this zone had them: where it goes on, written down."""
+        # A process that died between this commit and the seek that follows it has written the loss
+        # down; only the cursor of the peer still lies before it.
+        if replication_plan.is_behind_loss(link, error.details):
+            return link.offset
         after, gaps = replication_plan.dropped(link, error.details, self.zone.clock())
         if not gaps:
             raise error  # it does not say what it dropped

@@ -247,6 +247,12 @@ def dropped(link: Link, details: Mapping[str, object], now: float) -> tuple[Link
     return replace(link, offset=last, chain=b""), [gap]
 
 
+def is_behind_loss(link: Link, details: Mapping[str, object]) -> bool:
+    """Whether the link is past all that its peer says to have dropped."""
+    last = details.get("last_lost")
+    return isinstance(last, int) and last <= link.offset
+
+
 def _sort(
     made: Plan,
     peer: str,

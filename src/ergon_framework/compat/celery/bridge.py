@@ -28,7 +28,7 @@ from ergon_framework.compat.celery.exceptions import CanvasError, UnsupportedOpt
 from ergon_framework.compat.celery.execution import (
     RUNNING_DELIVERY,
     CeleryDelivery,
-    Listener,
+    RunListener,
     TaskHandler,
 )
 from ergon_framework.compat.celery.options import (
@@ -390,7 +390,7 @@ class CeleryBridge:
         return str(self.celery_app.conf.broker_url or "").startswith(("redis", "sentinel"))
 
 
-class CelerySignals(Listener):
+class CelerySignals(RunListener):
     """Sends the signals of a task, and keeps its results where Celery's clients look for them."""
 
     def __init__(self, store_results: bool) -> None:

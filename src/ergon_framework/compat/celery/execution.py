@@ -127,7 +127,7 @@ class RunnableTask(Protocol):
         """Run last."""
 
 
-class Listener:
+class RunListener:
     """Hears what happens to a task; the bridge to Celery sends its signals from here."""
 
     def started(self, task: Any, task_id: str, args: Any, kwargs: Any) -> None:
@@ -151,14 +151,14 @@ class TaskHandler:
         self,
         task: RunnableTask,
         *,
-        listener: Listener | None = None,
+        listener: RunListener | None = None,
         encode: Callable[[Any], Any] = encode_result,
         decode: Callable[[Any], Any] = decode_result,
         soft_limit: float | None = None,
         soft_error: type[BaseException] | None = None,
     ) -> None:
         self._task = task
-        self._listener = listener or Listener()
+        self._listener = listener or RunListener()
         self._encode = encode
         self._decode = decode
         self._soft_limit = soft_limit

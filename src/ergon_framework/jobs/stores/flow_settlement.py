@@ -34,7 +34,8 @@ from ergon_framework.core.flow import (
     SweepEnded,
     advance,
 )
-from ergon_framework.core.job import SUPERSEDED, JobStatus
+from ergon_framework.core.job import EDITED, SUPERSEDED, JobStatus
+from ergon_framework.core.retention import JobRetention
 from ergon_framework.errors import DuplicateJobError, JobNotFoundError, JobStateError
 from ergon_framework.jobs.stores.transitions import (
     JobPosition,
@@ -151,6 +152,13 @@ class Predecessor(NamedTuple):
     status: JobStatus
     flow_id: str | None
     feeds: tuple[str, ...]
+    why: str
+
+    @property
+    def was_edited(self) -> bool:
+        """Whether it is no step, and another job was stored in its place."""
+        is_over = self.status is JobStatus.CANCELLED and self.why == EDITED
+        return is_over and self.flow_id is None
 
 
 class FlowWork(NamedTuple):
@@ -172,6 +180,10 @@ class FlowTables(Protocol):
     @property
     def at(self) -> float:
         """The instant of the transaction."""
+
+    @property
+    def retention(self) -> JobRetention:
+        """How long jobs are kept that end in the transaction."""
 
     def get_flow(self, flow_id: str) -> FlowRow | None:
         """A flow; nobody else changes it until the transaction ends."""
@@ -418,7 +430,9 @@ class FlowSettlement:
     def _cancel(self, flow_id: str, after: int) -> tuple[int, bool]:
         found = self.tables.waiting(flow_id, after, SLICE)
         now = self.tables.at
-        self.tables.settle_all([cancel_step(position, now) for position in found])
+        self.tables.settle_all(
+            [cancel_step(position, now, self.tables.retention) for position in found]
+        )
         return (found[-1][0] if found else after), len(found) < SLICE
 
     def _bring_back(self, flow_id: str, after: int, *, skips: bool) -> tuple[int, bool]:
@@ -471,6 +485,8 @@ class FlowSettlement:
                 raise no_predecessor(job_id)
             if found[job_id].flow_id not in (None, new.id):
                 raise ConflictError  # it became a step of another flow since the client looked
+            if found[job_id].was_edited:
+                raise ConflictError  # since the client looked, which now finds what it became
         return list(found.values())
 
     def _follow(self, job: Predecessor, flow_id: str, join: str) -> None:
@@ -522,7 +538,7 @@ class FlowSettlement:
         if in_time:
             self.tables.settle_all([complete_signal(in_time[0].position, value, now)])
         elif reached:
-            self.tables.settle_all([expire(reached[0].position, now)])
+            self.tables.settle_all([expire(reached[0].position, now, self.tables.retention)])
         elif not found:
             return SignalOutcome.UNKNOWN
         # The first value stays: a signal that is repeated must not replace what its sender was told

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ergon_framework.jobs.stores.unreadable import SkippedRows
+from ergon_framework.ports.flow import Flow
 from ergon_framework.ports.jobstore import Job, Unreadable
 
 PAGE_SIZE = 200
@@ -78,3 +79,14 @@ def page_among(
         )
         first += PAGE_SIZE
     return found
+
+
+def flow_page(found: Sequence[tuple[int, Flow]], limit: int) -> tuple[list[Flow], int | None]:
+    """The first of these flows with their places, and where the next page begins.
+
+    ``found`` has one more than the limit of each state, where there are so many.
+    """
+    ordered = sorted(found, key=lambda each: each[0], reverse=True)
+    shown = ordered[:limit]
+    following = shown[-1][0] if shown and len(ordered) > limit else None
+    return [flow for _, flow in shown], following

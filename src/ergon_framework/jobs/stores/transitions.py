@@ -15,8 +15,8 @@ import msgspec
 from ergon_framework.core.job import (
     REPLACED,
     CancelRequested,
-    Event,
     Expired,
+    JobEvent,
     JobRule,
     JobSnapshot,
     JobStatus,
@@ -26,6 +26,7 @@ from ergon_framework.core.job import (
     cancelled_instead,
     next_transition,
 )
+from ergon_framework.core.retention import DAY, JobRetention
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.unique import OnDuplicate, decide
 from ergon_framework.errors import DuplicateJobError, StoreError
@@ -156,11 +157,6 @@ def early_signal(job: Job) -> bytes | None:
     return job.result if is_waited_for and job.status is not JobStatus.COMPLETED else None
 
 
-DAY = 86_400.0
-FAILED_KEPT = 30 * DAY
-CANCELLED_KEPT = DAY
-"""Seconds that a job is kept which the store itself ended, without a worker's settings."""
-
 MAX_WOKEN = 1000
 """Limit keys whose jobs are looked at again when limits of keys change; a prune does the rest."""
 WORKER_FORGOTTEN_AFTER = DAY
@@ -176,34 +172,34 @@ _ACTIVE, _COMPLETED = JobStatus.ACTIVE, JobStatus.COMPLETED
 _RULE = JobRule()
 _encode = msgspec.json.Encoder().encode
 
-JobPosition = tuple[int, str, str, int, int, int, int]
+JobPosition = tuple[int, str, str, int, int, int, int, str]
 """What a store needs to settle a job by itself: seq, id, status, fence, attempts, deliveries,
-excused."""
+excused, queue."""
 
 
-def expire(row: JobPosition, now: float) -> Settlement:
+def expire(row: JobPosition, now: float, retention: JobRetention) -> Settlement:
     """Dead-letter a job that was not started before its expiry."""
-    return _settlement(row, Expired(), FAILED_KEPT, now)
+    return _settlement(row, Expired(), now, retention)
 
 
-def cancel_replaced(row: JobPosition, now: float) -> Settlement:
+def cancel_replaced(row: JobPosition, now: float, retention: JobRetention) -> Settlement:
     """Cancel a job for another one with its unique key."""
-    return _settlement(row, CancelRequested(), CANCELLED_KEPT, now, why=REPLACED)
+    return _settlement(row, CancelRequested(), now, retention, why=REPLACED)
 
 
-def cancel_step(row: JobPosition, now: float) -> Settlement:
+def cancel_step(row: JobPosition, now: float, retention: JobRetention) -> Settlement:
     """Cancel a step because its flow is cancelled."""
-    return _settlement(row, CancelRequested(), CANCELLED_KEPT, now, why=CANCELLED_BY_FLOW)
+    return _settlement(row, CancelRequested(), now, retention, why=CANCELLED_BY_FLOW)
 
 
 def bring_back(row: JobPosition, now: float) -> Settlement:
     """Let a step begin anew that failed or was cancelled."""
-    return _settlement(row, RunRequested(), 0.0, now)
+    return _settlement(row, RunRequested(), now)
 
 
 def complete_signal(row: JobPosition, value: bytes, now: float) -> Settlement:
     """Complete a step that waits for a signal; it is kept as long as its flow."""
-    return replace_settlement(_settlement(row, Signalled(), 0.0, now), result=value)
+    return replace_settlement(_settlement(row, Signalled(), now), result=value, keep=0.0)
 
 
 def may_be_cancelled(settlement: Settlement) -> bool:
@@ -211,7 +207,9 @@ def may_be_cancelled(settlement: Settlement) -> bool:
     return settlement.expected is JobStatus.ACTIVE and not settlement.transition.status.is_final
 
 
-def cancel_running(settlement: Settlement, request: CancelRequest) -> Settlement:
+def cancel_running(
+    settlement: Settlement, request: CancelRequest, retention: JobRetention
+) -> Settlement:
     """The cancellation of a job that was requested while it ran, in place of letting it wait.
 
     Whoever settles the job has not seen the request; its history tells what it saw, and who asked.
@@ -224,7 +222,7 @@ def cancel_running(settlement: Settlement, request: CancelRequest) -> Settlement
         settlement,
         transition=transition,
         entry=_encode(kept | outcome | request_fields(request)),
-        keep=CANCELLED_KEPT,
+        keep=retention.keep(settlement.queue, transition.status),
     )
 
 
@@ -233,6 +231,7 @@ def settle_cancelled(
     applied: list[bool],
     requests: Callable[[Sequence[LeaseRenewal]], Mapping[str, CancelRequest]],
     settle: Callable[[Sequence[Settlement]], list[bool]],
+    retention: JobRetention,
 ) -> list[bool]:
     """Cancel the jobs that the store did not let wait, because that was requested while they ran.
 
@@ -245,7 +244,7 @@ def settle_cancelled(
     claims = [LeaseRenewal(each.key, each.id, each.fence, False) for each in left.values()]
     try:
         found = requests(claims)
-        again = [cancel_running(left[name], request) for name, request in found.items()]
+        again = [cancel_running(left[name], request, retention) for name, request in found.items()]
         done = dict(zip(found, settle(again), strict=True)) if again else {}
     except StoreError as error:  # what was committed before has to be answered
         logger.warning("%d cancellation(s) are left to a rescue: %s", len(left), error)
@@ -314,9 +313,13 @@ def latest(history: str) -> str:
 
 
 def _settlement(
-    row: JobPosition, event: Event, keep: float, now: float, why: str = ""
+    row: JobPosition,
+    event: JobEvent,
+    now: float,
+    retention: JobRetention | None = None,
+    why: str = "",
 ) -> Settlement:
-    seq, job_id, status, fence, attempts, deliveries, excused = row
+    seq, job_id, status, fence, attempts, deliveries, excused, queue = row
     # The store does not decide what becomes of the job: it asks the core, as a worker would.
     try:
         snapshot = JobSnapshot(status_of(status), attempts, deliveries, excused)
@@ -333,5 +336,5 @@ def _settlement(
         expected=snapshot.status,
         transition=transition,
         entry=entry_of(transition, deliveries, now),
-        keep=keep,
+        keep=None if retention is None else retention.keep(queue, transition.status),
     )

@@ -86,6 +86,8 @@ class KeyClaim:
 
     def claim_after(self, dead: str, lease: float, keep: float) -> KeyClaimResult:
         """The same after an owner that is known to be dead: its lease need not run out."""
+        # In the name of the dead: if another delivery has taken the key over meanwhile, this ends
+        # nothing, and the claim below finds the key held.
         self.store.finish(self.tenant_id, self.key, dead, None, None, may_run_again=True)
         return self.claim(lease, keep)
 
@@ -121,6 +123,8 @@ class KeyClaim:
         mark = hashlib.sha256(f"{self.key}\n{self.message}".encode()).hexdigest()
         for number in range(1, most + 1):
             name = f"redelivery {number} of {mark}"
+            # The lease is as long as the mark is kept: one that ended with its worker could be
+            # taken again, and the try that killed the worker would not count.
             found = self.store.claim(self.tenant_id, name, mark, self.owner, keep, keep)
             if found.state is ClaimState.MINE:
                 return name

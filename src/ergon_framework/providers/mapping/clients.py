@@ -29,7 +29,7 @@ class ErrorFinding(NamedTuple):
     """A better message than the exception's own; empty when that is good enough."""
 
 
-Look: TypeAlias = Callable[[Exception, Callable[[], float]], ErrorFinding | None]
+ErrorReader: TypeAlias = Callable[[Exception, Callable[[], float]], ErrorFinding | None]
 """Reads an exception whose type alone does not say what it means; given the wall clock."""
 
 TIMEOUT = ErrorFinding(Reason.TIMEOUT)
@@ -288,7 +288,7 @@ def _snoozed(error: Exception, now: Callable[[], float]) -> ErrorFinding | None:
     return None if found is None else found._replace(reason=Reason.RATE_LIMITED)
 
 
-_OURS: dict[str, ErrorFinding | Look] = {
+_OURS: dict[str, ErrorFinding | ErrorReader] = {
     # What handlers raise to say what is to become of their unit, in the function of a provider.
     "Business": REFUSED,
     "Discard": REFUSED,
@@ -297,11 +297,13 @@ _OURS: dict[str, ErrorFinding | Look] = {
 }
 
 
-def _for(package: str, names: dict[str, ErrorFinding | Look]) -> dict[str, ErrorFinding | Look]:
+def _for(
+    package: str, names: dict[str, ErrorFinding | ErrorReader]
+) -> dict[str, ErrorFinding | ErrorReader]:
     return {f"{package}.{name}": found for name, found in names.items()}
 
 
-_HTTPX: dict[str, ErrorFinding | Look] = {
+_HTTPX: dict[str, ErrorFinding | ErrorReader] = {
     "HTTPStatusError": by_answer,
     "ConnectTimeout": TIMEOUT_UNSENT,
     "PoolTimeout": TIMEOUT_UNSENT,
@@ -318,7 +320,7 @@ _HTTPX: dict[str, ErrorFinding | Look] = {
     "RequestError": BROKEN,
 }
 
-_REQUESTS: dict[str, ErrorFinding | Look] = {
+_REQUESTS: dict[str, ErrorFinding | ErrorReader] = {
     "HTTPError": by_answer,
     "ConnectTimeout": TIMEOUT_UNSENT,
     "Timeout": TIMEOUT,
@@ -338,7 +340,7 @@ _REQUESTS: dict[str, ErrorFinding | Look] = {
     "InvalidSchema": REFUSED,
 }
 
-_URLLIB3: dict[str, ErrorFinding | Look] = {
+_URLLIB3: dict[str, ErrorFinding | ErrorReader] = {
     "NewConnectionError": UNREACHED,
     "ConnectTimeoutError": TIMEOUT_UNSENT,
     "EmptyPoolError": TIMEOUT_UNSENT,
@@ -350,7 +352,7 @@ _URLLIB3: dict[str, ErrorFinding | Look] = {
     "HTTPError": BROKEN,
 }
 
-_AIOHTTP: dict[str, ErrorFinding | Look] = {
+_AIOHTTP: dict[str, ErrorFinding | ErrorReader] = {
     "ContentTypeError": by_content,
     "TooManyRedirects": by_content,
     "WSServerHandshakeError": by_content,
@@ -367,7 +369,7 @@ _AIOHTTP: dict[str, ErrorFinding | Look] = {
     "ClientError": BROKEN,
 }
 
-_REDIS: dict[str, ErrorFinding | Look] = {
+_REDIS: dict[str, ErrorFinding | ErrorReader] = {
     "AuthenticationError": DENIED,
     "AuthenticationWrongNumberOfArgsError": DENIED,
     "AuthorizationError": DENIED,
@@ -387,7 +389,7 @@ _REDIS: dict[str, ErrorFinding | Look] = {
     "ResponseError": REFUSED,
 }
 
-_STANDARD: dict[str, ErrorFinding | Look] = {
+_STANDARD: dict[str, ErrorFinding | ErrorReader] = {
     "builtins.TimeoutError": TIMEOUT,  # also of asyncio, concurrent.futures and sockets
     "multiprocessing.context.TimeoutError": TIMEOUT,
     "subprocess.TimeoutExpired": TIMEOUT,
@@ -413,7 +415,7 @@ _STANDARD: dict[str, ErrorFinding | Look] = {
     "sqlite3.Error": by_sqlite,
 }
 
-NAMED: dict[str, ErrorFinding | Look] = {
+NAMED: dict[str, ErrorFinding | ErrorReader] = {
     **_for("ergon_framework.errors", _OURS),
     **_for("httpx", _HTTPX),
     **_for("httpcore", _HTTPX),

@@ -23,7 +23,7 @@ from ergon_framework.providers.mapping.clients import (
     TIME_UP,
     WRAPPERS,
     ErrorFinding,
-    Look,
+    ErrorReader,
     by_error_answer,
 )
 from ergon_framework.providers.mapping.retry_after import parse_retry_after
@@ -39,7 +39,7 @@ class KnownError(NamedTuple):
     name: str
     names: tuple[str, ...]
     """Its own and those of its bases, the nearest first."""
-    found: ErrorFinding | Look | None
+    found: ErrorFinding | ErrorReader | None
     unwrap: Callable[[Exception], object] | None
 
 
@@ -124,7 +124,7 @@ def unmapped_types() -> dict[str, int]:
 
 
 Match: TypeAlias = type[Exception] | str | Callable[[Exception], bool]
-Answer: TypeAlias = str | type[ProviderError] | Callable[[Exception], ProviderError | None]
+RuleAnswer: TypeAlias = str | type[ProviderError] | Callable[[Exception], ProviderError | None]
 
 _MAX_DEPTH = 8
 """Wrappings and causes that are looked into; also the end of a circle of causes."""
@@ -140,7 +140,7 @@ class Rule:
     """
 
     match: Match
-    answer: Answer
+    answer: RuleAnswer
     never_sent: bool = False
     """Together with a reason code or a class: the provider never saw the request."""
 

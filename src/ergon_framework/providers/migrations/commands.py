@@ -30,6 +30,16 @@ def current(connection: Connection) -> str | None:
     return revision
 
 
+def check_tables(connection: Connection, name: str) -> None:
+    """Refuse a database that has lost tables which were made; ``name`` is what it is called."""
+    lost = sorted({*_models().tables} - _taken(connection))
+    if lost:
+        raise StoreSchemaError(
+            f"{name} has lost tables of provider calls that were made: {', '.join(lost)}",
+            remedy="stop what uses it, and put a backup of it in its place",
+        )
+
+
 def upgrade(connection: Connection) -> str | None:
     """Bring the tables up to date, in one process at a time; the revision that was there before.
 

@@ -1,30 +1,16 @@
-"""What all provider stores decide alike, without I/O: claims of keys, and roll-ups of attempts.
-
-Refused calls are on record, but the provider was not called: they are no part of rates, of
-durations or of a lane's last outcome.
-"""
+"""Who holds an idempotency key, decided without I/O and alike by all provider stores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import floor
-from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
 
-from ergon_framework.core.rollup import Rollup
 from ergon_framework.errors import StoreError
-from ergon_framework.ports.providerstore import (
-    AttemptOutcome,
-    AttemptRow,
-    ClaimState,
-    KeyClaimResult,
-    LaneKey,
-    ResultNote,
-)
+from ergon_framework.ports.providerstore import ClaimState, KeyClaimResult, ResultNote
 
 
 class KeyStatus(StrEnum):
@@ -164,89 +150,3 @@ def to_json(value: dict[str, Any] | None, what: str) -> str | None:
 def from_json(text: bytes | str | None) -> dict[str, Any] | None:
     """What :func:`to_json` was given."""
     return None if text is None else msgspec.json.decode(text, type=dict[str, Any])
-
-
-MINUTE = 60
-HOUR = 60
-"""Minutes that a rate is over."""
-
-_SUCCESS = AttemptOutcome.SUCCESS.value
-_FAILED, _DEAD_LETTER = AttemptOutcome.FAILED.value, AttemptOutcome.DEAD_LETTER.value
-
-
-@dataclass(slots=True)
-class LaneChanges:
-    """What the attempts of one lane in a batch say."""
-
-    minutes: dict[int, Rollup] = field(default_factory=dict)
-    last_success_at: float | None = None
-    last_error_at: float | None = None
-    last_error_code: str | None = None
-
-
-def minute_of(instant: float) -> int:
-    """The first second of the minute that an instant lies in."""
-    return floor(instant / MINUTE) * MINUTE
-
-
-def first_minute(now: float) -> int:
-    """The oldest minute of the hour that ends now."""
-    return minute_of(now) - (HOUR - 1) * MINUTE
-
-
-_lane_of = itemgetter(*map(AttemptRow._fields.index, LaneKey._fields))
-_created_at = attrgetter("created_at")
-_duration_of = attrgetter("duration_ms")
-_outcome_of = attrgetter("outcome")
-
-
-def roll_up(attempts: Iterable[AttemptRow]) -> dict[LaneKey, LaneChanges]:
-    """What attempts come to, by lane."""
-    lanes: dict[tuple[str, ...], list[AttemptRow]] = {}
-    for row in attempts:
-        name = _lane_of(row)
-        if name in lanes:
-            lanes[name].append(row)
-        else:
-            lanes[name] = [row]
-    return {LaneKey(*name): _changes_of(rows) for name, rows in lanes.items()}
-
-
-def _changes_of(rows: list[AttemptRow]) -> LaneChanges:
-    """What the rows of one lane come to: by columns, as every call in memory pays for its row."""
-    note = LaneChanges()
-    # Number 0 is a refusal: the lane is known by it, and nothing is counted.
-    made = [row for row in rows if row.attempt_number > 0]
-    for minute, some in _by_minute(made):
-        outcomes = list(map(_outcome_of, some))
-        good, bad, dead = map(outcomes.count, (_SUCCESS, _FAILED, _DEAD_LETTER))
-        rollup = Rollup(good, bad, dead)
-        rollup.durations.extend(list(map(_duration_of, some)))
-        note.minutes[minute] = rollup
-    _note_last(note, made)
-    return note
-
-
-def _by_minute(rows: list[AttemptRow]) -> Iterable[tuple[int, list[AttemptRow]]]:
-    """The rows of each minute; those of one batch are nearly always of one minute."""
-    if not rows:
-        return ()
-    instants = list(map(_created_at, rows))
-    if (minute := minute_of(min(instants))) == minute_of(max(instants)):
-        return ((minute, rows),)
-    minutes: dict[int, list[AttemptRow]] = {}
-    for row in rows:
-        minutes.setdefault(minute_of(row.created_at), []).append(row)
-    return minutes.items()
-
-
-def _note_last(note: LaneChanges, rows: list[AttemptRow]) -> None:
-    good = [row.created_at for row in rows if row.outcome == _SUCCESS]
-    note.last_success_at = max(good, default=None)
-    if len(good) == len(rows):
-        return
-    for row in rows:
-        if row.outcome == _SUCCESS:
-            continue
-        if note.last_error_at is None or row.created_at >= note.last_error_at:
-            note.last_error_at, note.last_error_code = row.created_at, row.reason_code

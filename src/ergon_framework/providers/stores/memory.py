@@ -37,18 +37,16 @@ from ergon_framework.providers.delivery.owner_locks import OWNER_LOCKS
 from ergon_framework.providers.stores.key_claims import (
     KeyRecord,
     KeyStatus,
-    LaneChanges,
     LeaseLeft,
     after_clock_set_back,
     after_clock_set_forward,
     decide_claim,
-    first_minute,
     from_json,
     holder_of,
-    roll_up,
     status_after,
     to_json,
 )
+from ergon_framework.providers.stores.roll_ups import LaneChanges, first_minute, roll_up
 
 _FRESH = LaneState()
 

@@ -75,6 +75,8 @@ class _Session:
         when_denied: Sequence[Callable[[PermissionsError], None]],
     ) -> None:
         self.inbox = ""
+        self.denied: PermissionsError | None = None
+        """The server does not let the user hear any answer."""
         self.asked: dict[str, _Asked] = {}
         self._when_over = when_over
         self._when_denied = when_denied
@@ -98,8 +100,15 @@ class _Session:
         for callback in self._when_over:
             callback()
 
+    def refuse_when_denied(self) -> None:
+        """Raise where no answer would be heard."""
+        if self.denied is not None:
+            raise self.denied
+
     def deny(self, error: PermissionsError) -> None:
         """Fail what was asked without the permission for it: the server will not answer it."""
+        if is_about(error, [f"{self.inbox}.*"]):
+            self.denied = error
         for asked in self.asked.values():
             if asked.answered.done():
                 continue
@@ -137,6 +146,12 @@ class NatsClient:
         self._thread: threading.Thread | None = None
         self._session: _Session | None = None
         self._connecting: asyncio.Lock | None = None
+
+    @property
+    def link(self) -> int:
+        """Which connection there is, by its number; 0 when there is none."""
+        session = self._session
+        return 0 if session is None or session.client.is_closed else self.connections
 
     # ---- for any thread -------------------------------------------------------------------------
 
@@ -242,6 +257,7 @@ class NatsClient:
         session = await self._connected()
         begun: dict[str, _Asked] = {}
         try:
+            session.refuse_when_denied()
             for group in groups:
                 number = str(next(self._numbers))
                 subjects = frozenset(subject for subject, _, _ in group)
@@ -260,8 +276,10 @@ class NatsClient:
         except Exception as error:
             # Another request may have replaced the connection meanwhile; that one is not to be
             # closed.
-            if isinstance(error, TimeoutError) and self._session is session:
-                await self._disconnect()  # it is frozen, or the network swallows what is sent
+            is_deaf = isinstance(error, TimeoutError) or session.denied is not None
+            if is_deaf and self._session is session:
+                # It is frozen, the network swallows what is sent, or it may hear no answer.
+                await self._disconnect()
             raise lost(self.address.name, error) from error
         finally:
             for number, asked in begun.items():

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from nats.aio.client import Client
@@ -31,10 +31,6 @@ from ergon_framework.storage.nats.address import (
     NatsTimeouts,
 )
 from ergon_framework.storage.nats.errors import PermissionsError, away, expired, refused
-
-if TYPE_CHECKING:
-    from nats.aio.client import Client
-
 
 _SEED, _USER = 18 << 3, 20 << 3  # the letters S and U
 _LENGTH = 2 + 32 + 2  # what it is, the key, a checksum

@@ -89,8 +89,8 @@ def lost(name: str, error: BaseException) -> ErgonError:
     if isinstance(error, PermissionsError):
         return NatsForbiddenError(
             f"{name} does not let this user do that: {_text(error)}",
-            remedy="allow the subject in the permissions of the user, and have the server reload"
-            " them; what was asked is then asked again",
+            remedy=f"allow {_right(error)} in the permissions of the user, and have the server"
+            " reload them; what was asked is then asked again",
             details={"is_lost": False},
         )
     return StoreUnavailableError(
@@ -98,6 +98,16 @@ def lost(name: str, error: BaseException) -> ErgonError:
         remedy=f"do the same again, nothing is stored twice; {_REMEDY}",
         details={"is_lost": True},
     )
+
+
+def _right(error: PermissionsError) -> str:
+    """What is to be allowed, where the subject that was refused is one of very many."""
+    text = str(error).lower()
+    if 'subscription to "_inbox.' in text:
+        return "it to subscribe to _INBOX.>, where answers come,"
+    if 'publish to "$js.ack.' in text:
+        return "it to publish to $JS.ACK.>, which says how deliveries end,"
+    return "the subject"
 
 
 def closed(name: str) -> StoreUnavailableError:

@@ -160,6 +160,9 @@ class PullSubscription:
     def _denied(self, error: PermissionsError) -> None:
         """The server does not answer a pull that the user may not ask for."""
         ended = self._ended
-        subjects = [self._subject, f"{self._inbox}.*"]
+        inbox = f"{self._inbox}.*"
+        if is_about(error, [inbox]):
+            self._connection = None  # the next pull subscribes anew
+        subjects = [self._subject, inbox]
         if ended is not None and not ended.done() and is_about(error, subjects):
             ended.set_exception(error)

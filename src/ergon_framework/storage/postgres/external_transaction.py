@@ -20,7 +20,7 @@ from ergon_framework.storage.external_transactions import (
 from ergon_framework.storage.postgres.errors import MISSING, first_line, translate
 from ergon_framework.storage.postgres.pool import Connection
 
-Joinable: TypeAlias = Any
+PostgresJoinable: TypeAlias = Any
 """A connection of psycopg; one of SQLAlchemy or Django, or a session, with psycopg under it."""
 
 _BEGIN = "begin one first, say with connection.transaction()"
@@ -29,7 +29,7 @@ _AWAITED = frozenset({"AsyncConnection", "AsyncSession", "async_scoped_session"}
 
 
 @contextmanager
-def joined(connection: Joinable, name: str) -> Iterator[Connection]:
+def joined(connection: PostgresJoinable, name: str) -> Iterator[Connection]:
     """The driver's connection; an error undoes what was done on it here, and only that."""
     given = borrow(connection)
     driver = _of_psycopg(given)

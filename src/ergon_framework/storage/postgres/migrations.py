@@ -18,7 +18,6 @@ from ergon_framework.storage.sql_files import SchemaFiles
 from ergon_framework.storage.urls import store_operand
 
 _COMPATIBLE = re.compile(r"--\s*compatible:\s*(\d+)")
-_MADE = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
 _LOCK = 0x6572676F6E  # "ergon" in ASCII: processes that make tables wait for each other
 _TABLE = """
 CREATE TABLE IF NOT EXISTS ergon_schema (
@@ -140,8 +139,7 @@ class PostgresSchema(SchemaFiles):
 
     def _refuse_lost(self, connection: Connection, name: str, version: int) -> None:
         """Refuse to work where tables of a version that was made are not there any more."""
-        made = [table for _, text in self.files[:version] for table in _MADE.findall(text)]
-        lost = [row[0] for row in connection.execute(_MISSING, (made,)).fetchall()]
+        lost = [row[0] for row in connection.execute(_MISSING, (self.made(version),)).fetchall()]
         if lost:
             raise StoreSchemaError(
                 f"{name} has lost {self.part} tables that were made: {', '.join(lost)}",

@@ -70,6 +70,7 @@ class ListenNotifier:
 
         While the server is away nothing is received; its return counts as a notification.
         """
+        # Before the channel is listened to: a notification that comes at once finds it.
         subscription = self._local.subscribe(channel)
         with self._changed:
             self._channels.add(channel)
@@ -226,9 +227,10 @@ class PollingNotifier:
 
     def changed(self) -> None:
         """Note that this process has changed something: others may answer soon."""
-        if self._rounds > 1:
+        is_slow, self._rounds = self._rounds > 1, 0
+        # Last: the thread that wakes computes its next wait from the rounds.
+        if is_slow:
             self._wakes.set()
-        self._rounds = 0
 
     def close(self) -> None:
         """Close every subscription and end the thread."""

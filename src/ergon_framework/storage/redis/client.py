@@ -291,7 +291,9 @@ class RedisClient:
                 lambda connection: connection.send_packed_command([words]), is_repeatable
             )
         except exceptions.NoScriptError:
-            # The server was restarted, or its scripts were flushed.
+            # The server was restarted, or its scripts were flushed. Nothing has run, so this is no
+            # repetition. With the text and not with SCRIPT LOAD: the server could forget it again
+            # between that and the call.
             words = script.full_call(keys, args)
             return self._answer(
                 lambda connection: connection.send_packed_command([words]), is_repeatable
@@ -381,6 +383,7 @@ class RedisClient:
     def _borrow(self) -> tuple[Any, Any]:
         """An idle connection that the server has not closed, or a new one."""
         self._refuse_when_closed()
+        # Without this rest every thread would wait out a timeout of its own at a server that hangs.
         if time.monotonic() < self._silent_until:
             message, remedy = self._silence  # the first caller who got it may have been another one
             raise StoreUnavailableError(f"{message}, a moment ago", remedy=remedy)

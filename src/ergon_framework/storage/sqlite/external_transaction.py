@@ -13,14 +13,14 @@ from ergon_framework.storage.external_transactions import Borrowed, borrow, kind
 from ergon_framework.storage.sqlite.connections import connect, same_file
 from ergon_framework.storage.sqlite.errors import is_busy, translate
 
-Joinable: TypeAlias = Any
+SqliteJoinable: TypeAlias = Any
 """A connection of sqlite3; one of SQLAlchemy or Django, or a session, with sqlite3 under it."""
 _MOMENT = 0.1
 """Seconds after which a lock is no longer one that another writer holds for a commit."""
 
 
 @contextmanager
-def joined(given: Joinable, path: Path, lock: str) -> Iterator[sqlite3.Cursor]:
+def joined(given: SqliteJoinable, path: Path, lock: str) -> Iterator[sqlite3.Cursor]:
     """A cursor in the caller's transaction; an error undoes what was done with it, and only that.
 
     ``lock`` is a statement that changes nothing and takes the write lock.
@@ -54,7 +54,7 @@ def joined(given: Joinable, path: Path, lock: str) -> Iterator[sqlite3.Cursor]:
         connection.text_factory = text
 
 
-def is_locked_by(given: Joinable, path: Path, lock: str) -> bool:
+def is_locked_by(given: SqliteJoinable, path: Path, lock: str) -> bool:
     """Whether the transaction that is open on this connection keeps all other writers waiting.
 
     A thread that has such a transaction open and waits for the file waits for itself.

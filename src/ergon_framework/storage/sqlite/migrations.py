@@ -18,6 +18,7 @@ CREATE TABLE IF NOT EXISTS ergon_schema (
 ) WITHOUT ROWID
 """
 _READ = "SELECT version FROM ergon_schema WHERE part = ?"
+_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
 _WRITE = """
 INSERT INTO ergon_schema (part, version, applied_at)
 VALUES (?, ?, (julianday('now') - 2440587.5) * 86400.0)
@@ -37,6 +38,7 @@ class SqliteSchema(SchemaFiles):
             version = found[0] if found else 0
             # Before anything is changed: an older program must not work on tables it does not know.
             self._refuse_newer(version, path)
+            self._refuse_lost(connection, path, version)
             if version == self.version:
                 return
             for source, text in self.files[version:]:  # noqa: B007 - the error below names it
@@ -61,6 +63,11 @@ class SqliteSchema(SchemaFiles):
             if translate(error, path) is not None:
                 raise
             found = None
+        if found is None and not path.stat().st_size and not has_no_room(path):
+            raise StoreSchemaError(
+                f"{path} is empty: it has no {self.part} tables",
+                remedy="restore a backup; if it is new, open it once for writing",
+            )
         if found is None or found[0] < self.version:
             raise StoreSchemaError(
                 f"{path} has {self.part} tables of version {found[0] if found else 0}; this"
@@ -68,6 +75,17 @@ class SqliteSchema(SchemaFiles):
                 remedy=self._upgrade(path, has_tables=found is not None),
             )
         self._refuse_newer(found[0], path)
+        self._refuse_lost(connection, path, self.version)
+
+    def _refuse_lost(self, connection: sqlite3.Connection, path: Path, version: int) -> None:
+        """Refuse to work where tables that were made are not there any more."""
+        there = {name for (name,) in connection.execute(_TABLES)}
+        lost = [name for name in self.made(version) if name not in there]
+        if lost:
+            raise StoreSchemaError(
+                f"{path} has lost {self.part} tables that were made: {', '.join(lost)}",
+                remedy="stop what uses it, and put a backup of it in its place",
+            )
 
     def _upgrade(self, path: Path, *, has_tables: bool) -> str:
         """How the tables are brought up to date; only those of jobs have a command for a file."""

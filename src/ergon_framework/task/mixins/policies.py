@@ -57,7 +57,11 @@ def _bound(bound: int | None, info: ValidationInfo, name: str) -> int | None:
 
 
 class RetryPolicy(SettingsModel):
-    """How often one step is tried, how long one attempt may take, how long to wait in between."""
+    """How often one step is tried, how long one attempt may take, how long to wait in between.
+
+    RFC-003 gives it this name, and the specification of provider calls gives it to another class,
+    ``ergon_framework.providers.RetryPolicy``, whose waits are computed differently.
+    """
 
     max_attempts: Count = 1
     timeout: Annotated[Positive | None, OrNone] = None

@@ -7,7 +7,7 @@
     exercise_connector(MyConnector)  # raises, and names every broken promise
 
 - ``connector``, ``jobstore``, ``factstore``, ``objectstore``, ``providerstore``, ``executor``: one
-  suite each; its ``subject`` is what is tested, and its ``exercise`` or ``runner`` begins it
+  suite each; its ``under_test`` is what is tested, and its ``exercise`` or ``runner`` begins it
 - ``framework``: checks and their report; ``stores``, ``drivers``: what several suites need
 """
 

@@ -14,6 +14,7 @@ from ergon_framework.ports.factstore import (
     INBOUND,
     OUTBOUND,
     Appended,
+    AppendOutcome,
     BeforeWait,
     CapacityExceeded,
     Conflict,
@@ -25,7 +26,6 @@ from ergon_framework.ports.factstore import (
     LogPage,
     MissingReference,
     NewFact,
-    Outcome,
     Quarantined,
     Reference,
 )
@@ -39,11 +39,11 @@ class MemoryFactLog:
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         """Append in order in one step, each with an outcome of its own."""
         with self._database.step() as state:
             now = self._database.clock()
-            outcomes: list[Outcome] = []
+            outcomes: list[AppendOutcome] = []
             for fact in facts:
                 outcomes.append(_append(state, log, fact, capacity, now))
                 if isinstance(outcomes[-1], CapacityExceeded):
@@ -54,12 +54,12 @@ class MemoryFactLog:
         self,
         log: str,
         facts: Sequence[NewFact],
-        done: Callable[[list[Outcome] | BaseException], None],
+        done: Callable[[list[AppendOutcome] | BaseException], None],
         *,
         capacity: int | None = None,
     ) -> None:
         """The same, and ``done`` is called at once: there is nothing to wait for."""
-        answer: list[Outcome] | BaseException
+        answer: list[AppendOutcome] | BaseException
         try:
             answer = self.append(log, facts, capacity=capacity)
         except Exception as error:
@@ -138,12 +138,12 @@ class MemoryFactLog:
         link: Link,
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         """Insert what a peer sent and lost where it is absent, and move the link: one step."""
         with self._database.step() as state:
             now = self._database.clock()
             log = INBOUND + peer
-            outcomes: list[Outcome] = []
+            outcomes: list[AppendOutcome] = []
             for entry in in_order(facts, gaps):
                 if isinstance(entry, NewFact):
                     outcomes.append(_receive(state, log, entry, now))
@@ -184,7 +184,9 @@ def _in_order(state: ZoneState) -> list[MemoryLog]:
     )
 
 
-def _append(state: ZoneState, log: str, new: NewFact, capacity: int | None, now: float) -> Outcome:
+def _append(
+    state: ZoneState, log: str, new: NewFact, capacity: int | None, now: float
+) -> AppendOutcome:
     memory_log = state.logs.get(log) or MemoryLog(log)
     known = _known(memory_log, new)
     if known is not None:
@@ -198,7 +200,7 @@ def _append(state: ZoneState, log: str, new: NewFact, capacity: int | None, now:
     return _add(state, log, new, now)
 
 
-def _receive(state: ZoneState, log: str, new: NewFact, now: float) -> Outcome:
+def _receive(state: ZoneState, log: str, new: NewFact, now: float) -> AppendOutcome:
     return _known(state.memory_log(log), new) or _add(state, log, new, now)
 
 

@@ -53,6 +53,7 @@ from ergon_framework.errors import StoreError
 from ergon_framework.ports.factstore import (
     INBOUND,
     Appended,
+    AppendOutcome,
     BeforeWait,
     CapacityExceeded,
     Conflict,
@@ -63,7 +64,6 @@ from ergon_framework.ports.factstore import (
     LogInfo,
     LogPage,
     NewFact,
-    Outcome,
     Quarantined,
 )
 from ergon_framework.storage.nats.errors import too_large
@@ -78,11 +78,11 @@ MAX_ITEMS = 150
 class _Arrival:
     """An entry of a peer's page."""
 
-    entry: hashchain.Entry
+    entry: hashchain.ChainEntry
     fact: PreparedFact
 
 
-Bound: TypeAlias = Callable[[StreamTransaction], int]
+DropBound: TypeAlias = Callable[[StreamTransaction], int]
 """Up to where a log may be dropped, by what is written when that is asked."""
 
 
@@ -101,7 +101,7 @@ class NatsLog:
         self._watch: Callable[[int, float], None] | None = None
         self._heads_seen: Callable[[str, int], None] | None = None
         self._before_waiting: BeforeWait = nothing
-        self._appends: AppendQueue[Append, list[Outcome]] = AppendQueue(
+        self._appends: AppendQueue[Append, list[AppendOutcome]] = AppendQueue(
             self.append_all, weigh=lambda asked: len(asked.facts), name="ergon-append"
         )
 
@@ -112,7 +112,7 @@ class NatsLog:
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         """Append in order, each with an outcome of its own; many in several commits."""
         if not facts:
             return []
@@ -124,7 +124,7 @@ class NatsLog:
         self,
         log: str,
         facts: Sequence[NewFact],
-        done: Callable[[list[Outcome] | BaseException], None],
+        done: Callable[[list[AppendOutcome] | BaseException], None],
         *,
         capacity: int | None = None,
         group_done: Callable[[], None] | None = None,
@@ -160,9 +160,9 @@ class NatsLog:
         """Wait for the appends that were left to be done, and take no more."""
         self._appends.close()
 
-    def append_all(self, asked: Sequence[Append]) -> list[list[Outcome]]:
+    def append_all(self, asked: Sequence[Append]) -> list[list[AppendOutcome]]:
         """Append for several callers, in as few commits as can hold it."""
-        began, outcomes = perf_counter(), [list[Outcome]() for _ in asked]
+        began, outcomes = perf_counter(), [list[AppendOutcome]() for _ in asked]
         for each in asked:
             refer_ahead(self._database, each.facts, "append", is_awaited=False)
         for part in _parts(asked):
@@ -177,10 +177,10 @@ class NatsLog:
             self._watch(sum(len(each.facts) for each in asked), perf_counter() - began)
         return outcomes
 
-    def _enter(self, asked: Sequence[Append]) -> list[list[Outcome]]:
+    def _enter(self, asked: Sequence[Append]) -> list[list[AppendOutcome]]:
         keys = [fact.key for each in asked for fact in each.facts]
 
-        def work(transaction: StreamTransaction) -> list[list[Outcome]]:
+        def work(transaction: StreamTransaction) -> list[list[AppendOutcome]]:
             known = transaction.known(keys, {each.log for each in asked})
             planner = AppendPlanner(StreamPlacement(transaction, self._database.clock(), known))
             return [planner.append(each.log, each.facts, each.capacity) for each in asked]
@@ -269,7 +269,7 @@ class NatsLog:
         link: Link,
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         """Insert what a peer sent and lost where it is absent, and move the link.
 
         A page that is too large for one commit is taken in by several, in order; the link moves
@@ -280,7 +280,7 @@ class NatsLog:
             new = hashchain.marker(each) if isinstance(each, Gap) else each
             arrived.append(_Arrival(each, prepare(log, new)))
         refer_ahead(self._database, (each.fact for each in arrived), "receive", is_awaited=True)
-        outcomes: list[Outcome] = []
+        outcomes: list[AppendOutcome] = []
         *parts, last = _arriving_parts(arrived)
         for part in parts:
             outcomes += self._take_in(peer, part, None, ())
@@ -298,13 +298,13 @@ class NatsLog:
         arrived: Sequence[_Arrival],
         link: Link | None,
         refused: Sequence[Quarantined],
-    ) -> list[Outcome]:
-        def work(transaction: StreamTransaction) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
+        def work(transaction: StreamTransaction) -> list[AppendOutcome]:
             now, log = self._database.clock(), INBOUND + peer
             known = transaction.known([each.fact.key for each in arrived], [log])
             planner = AppendPlanner(StreamPlacement(transaction, now, known))
             found = planner.receive(log, [each.fact for each in arrived])
-            outcomes: list[Outcome] = []
+            outcomes: list[AppendOutcome] = []
             for each, outcome in zip(arrived, found, strict=True):
                 if isinstance(each.entry, Gap):
                     _record(transaction, log, each.entry, outcome)
@@ -330,7 +330,7 @@ class NatsLog:
             )
         return self.drop(log, lambda _: through, loss_reason)
 
-    def drop(self, log: str, bound: Bound, loss_reason: str | None = None) -> int:
+    def drop(self, log: str, bound: DropBound, loss_reason: str | None = None) -> int:
         """Drop payloads up to where something says; how many were dropped."""
         end = partial(_dropped, log, bound, loss_reason, self._database.clock())
         dropped, below = self._database.transaction(end, "truncate")
@@ -382,7 +382,7 @@ def _arriving_parts(arrived: Sequence[_Arrival]) -> list[list[_Arrival]]:
     return parts
 
 
-def _record(transaction: StreamTransaction, log: str, gap: Gap, outcome: Outcome) -> None:
+def _record(transaction: StreamTransaction, log: str, gap: Gap, outcome: AppendOutcome) -> None:
     """A loss of the peer that is new becomes a gap of the inbound log."""
     # A duplicate: the gap is recorded since the page came first.
     if not isinstance(outcome, Appended) or outcome.is_duplicate:
@@ -407,7 +407,7 @@ def _move(transaction: StreamTransaction, peer: str, link: Link) -> None:
 
 
 def _dropped(
-    log: str, bound: Bound, reason: str | None, now: float, transaction: StreamTransaction
+    log: str, bound: DropBound, reason: str | None, now: float, transaction: StreamTransaction
 ) -> tuple[int, int]:
     """Let the log begin higher; how many are gone, and below which sequence."""
     log_state = transaction.log_state(log)

@@ -31,9 +31,9 @@ from ergon_framework.storage.nats import Stored
 MAX_NAMES = 5_000
 """Names in memory at once, or as many as are asked for; twice as many for a moment."""
 
-Place: TypeAlias = tuple[Any, ...]
+NamePlace: TypeAlias = tuple[Any, ...]
 """Where a name is in the order; no two are at the same."""
-Order: TypeAlias = Callable[[ObjectRecord], Place | None]
+NameOrder: TypeAlias = Callable[[ObjectRecord], NamePlace | None]
 """Says where a name is; None when it does not belong into the order at all."""
 
 
@@ -48,8 +48,8 @@ class NameScan:
 
 def scan_names(
     read: Callable[[], Iterable[Stored]],
-    order: Order,
-    after: Place,
+    order: NameOrder,
+    after: NamePlace,
     limit: int,
     *,
     max_names: int = MAX_NAMES,
@@ -79,13 +79,13 @@ class FirstNames:
     Twice as many are kept for a moment, so that not every message needs them to be sorted.
     """
 
-    def __init__(self, order: Order, start: Place, *, is_after: bool, limit: int) -> None:
+    def __init__(self, order: NameOrder, start: NamePlace, *, is_after: bool, limit: int) -> None:
         self._order = order
         self._start = start
         self._is_after = is_after
         self._limit = limit
-        self._kept: dict[str, tuple[Place, ObjectRecord]] = {}
-        self.end: Place | None = None
+        self._kept: dict[str, tuple[NamePlace, ObjectRecord]] = {}
+        self.end: NamePlace | None = None
         """From here on some were left out; None while none was."""
 
     def __len__(self) -> int:
@@ -108,7 +108,7 @@ class FirstNames:
         self._cut()
         return [name for _, name in sorted(self._kept.values(), key=lambda kept: kept[0])]
 
-    def _is_wanted(self, place: Place) -> bool:
+    def _is_wanted(self, place: NamePlace) -> bool:
         if place < self._start or (self._is_after and place == self._start):
             return False
         return self.end is None or place < self.end
@@ -217,7 +217,7 @@ class NatsObjects:
     def orphans(self, before: float, limit: int = 1000) -> list[StoredObject]:
         """Names given before an instant to which no fact has ever referred, the oldest first."""
 
-        def by_age(name: ObjectRecord) -> Place | None:
+        def by_age(name: ObjectRecord) -> NamePlace | None:
             is_orphan = name.digest and name.at < before and not name.is_referenced
             return (name.at, name.bucket, name.key) if is_orphan else None
 
@@ -230,8 +230,8 @@ class NatsObjects:
         self,
         transaction: StreamTransaction,
         bucket: str | None,
-        order: Order,
-        after: Place,
+        order: NameOrder,
+        after: NamePlace,
         limit: int,
     ) -> NameScan:
         read = _reader(transaction, bucket)
@@ -319,7 +319,7 @@ def _reader(
     return lambda: transaction.stream.walk(wanted)
 
 
-def _by_name(name: ObjectRecord) -> Place | None:
+def _by_name(name: ObjectRecord) -> NamePlace | None:
     return (name.bucket, name.key) if name.digest else None
 
 

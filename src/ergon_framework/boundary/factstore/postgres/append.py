@@ -36,10 +36,10 @@ from ergon_framework.boundary.factstore.sql.rows import (
 )
 from ergon_framework.boundary.factstore.sql.session import Row
 from ergon_framework.ports.factstore import (
+    AppendOutcome,
     BeforeWait,
     CapacityExceeded,
     MissingReference,
-    Outcome,
     Reference,
 )
 from ergon_framework.storage.postgres.pipeline import Bigints, ByteaArray, Floats, Integers, Packed
@@ -326,7 +326,7 @@ class PlacedRows:
         self.placement = RowPlacement(now, tables, tables.cache.runs)
         self.planner = AppendPlanner(self.placement)
 
-    def append(self, asked: Sequence[Append]) -> list[list[Outcome]]:
+    def append(self, asked: Sequence[Append]) -> list[list[AppendOutcome]]:
         """Append for several callers; the outcomes."""
         append_to = self.planner.append
         return [append_to(each.log, each.facts, each.capacity) for each in asked]
@@ -475,7 +475,7 @@ class OptimisticAppend:
         """Whether old ids have to be looked through."""
         return self._log.first > 1
 
-    def append(self, asked: Sequence[Append]) -> list[list[Outcome]]:
+    def append(self, asked: Sequence[Append]) -> list[list[AppendOutcome]]:
         """Append for several callers; the outcomes, if nothing was refused."""
         outcomes = self.placed.append(asked)
         if any(

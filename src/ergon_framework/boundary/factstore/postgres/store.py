@@ -27,7 +27,7 @@ from ergon_framework.boundary.factstore.sql.append import Arrival, take_in
 from ergon_framework.boundary.factstore.sql.consumers import SqlConsumers
 from ergon_framework.boundary.factstore.sql.log import (
     Cut,
-    Known,
+    KnownId,
     Knows,
     LastOf,
     Leg,
@@ -46,11 +46,11 @@ from ergon_framework.boundary.factstore.sql.session import (
 )
 from ergon_framework.engine.clocks import SYSTEM_CLOCK, sleep_until
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.ports.factstore import BeforeWait, LedgerEntry, NewFact, Outcome
+from ergon_framework.ports.factstore import AppendOutcome, BeforeWait, LedgerEntry, NewFact
 from ergon_framework.ports.transfer import FactIdRecord, FactRecord
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.freeze import postgres_bars
-from ergon_framework.storage.postgres.external_transaction import Joinable, joined
+from ergon_framework.storage.postgres.external_transaction import PostgresJoinable, joined
 from ergon_framework.storage.postgres.pipeline import Bigints, ByteaArray
 from ergon_framework.storage.postgres.pool import DEFAULT_TIMEOUTS, Connection, PostgresTimeouts
 
@@ -85,20 +85,20 @@ class PostgresAppender:
 
     def append(
         self, asked: Sequence[Append], before_wait: BeforeWait
-    ) -> tuple[list[list[Outcome]], int]:
+    ) -> tuple[list[list[AppendOutcome]], int]:
         """Append for several callers in one commit; the outcomes, and how many facts are new."""
         facts = [fact for each in asked for fact in each.facts]
         names = [reference for fact in facts for reference in fact.new.references]
         zones = {fact.new.to_zone for fact in facts}
         wanted = Lookup({each.log for each in asked}, [fact.key for fact in facts], zones, names)
 
-        def whole(connection: Connection) -> Written[list[list[Outcome]]]:
+        def whole(connection: Connection) -> Written[list[list[AppendOutcome]]]:
             written = self._append_optimistically(connection, asked, wanted, before_wait)
             if written is not None:
                 return written
             before_wait()
 
-            def work(session: PostgresSession) -> tuple[list[list[Outcome]], LockedAppend]:
+            def work(session: PostgresSession) -> tuple[list[list[AppendOutcome]], LockedAppend]:
                 entry = LockedAppend(session, self._database.clock(), self.cache, wanted)
                 return entry.placed.append(asked), entry
 
@@ -108,12 +108,12 @@ class PostgresAppender:
 
     def append_in(
         self,
-        connection: Joinable,
+        connection: PostgresJoinable,
         log: str,
         facts: Sequence[NewFact],
         capacity: int | None,
         epoch: str,
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         """Append in a transaction of the caller, in the store that has this epoch."""
         database = self._database
         # Before the caller's transaction is touched: an error there would have to be undone.
@@ -144,16 +144,16 @@ class PostgresAppender:
 
     def receive(
         self, peer: str, arrived: Arrival, before_wait: BeforeWait
-    ) -> tuple[list[Outcome], int]:
+    ) -> tuple[list[AppendOutcome], int]:
         """Take in a page of a peer in one commit; the outcomes, and how many rows are new."""
         keys = [fact.key for fact in arrived.prepared]
         wanted = Lookup([arrived.log] if keys else [], keys)
 
-        def whole(connection: Connection) -> Written[list[Outcome]]:
+        def whole(connection: Connection) -> Written[list[AppendOutcome]]:
             # Pages of peers do not share the cache: several may be taken in at once.
             cache = LogCache()
 
-            def work(session: PostgresSession) -> tuple[list[Outcome], LockedAppend]:
+            def work(session: PostgresSession) -> tuple[list[AppendOutcome], LockedAppend]:
                 now = self._database.clock()
                 entry = LockedAppend(session, now, cache, wanted)
                 return take_in(session, entry.placed.planner, peer, arrived, now), entry
@@ -202,7 +202,7 @@ class PostgresAppender:
         asked: Sequence[Append],
         wanted: Lookup,
         before_wait: BeforeWait,
-    ) -> Written[list[list[Outcome]]] | None:
+    ) -> Written[list[list[AppendOutcome]]] | None:
         """Append with one statement, if all it needs is cached; None if locks are needed."""
         self.locked_groups = max(0, self.locked_groups - 1)
         # After a refusal it is likely that another process appends as well, so that the next ones
@@ -293,7 +293,7 @@ class PostgresAppender:
 
 
 def _knows(session: PostgresSession) -> Knows:
-    def knows(_: LogRow, keys: Sequence[bytes]) -> Mapping[bytes, Known]:
+    def knows(_: LogRow, keys: Sequence[bytes]) -> Mapping[bytes, KnownId]:
         rows = session.all("logs.ids", list(keys))
         return {key: (digest, number & LAST) for key, digest, number in rows}
 
@@ -423,12 +423,12 @@ class PostgresFactStore(FactStoreOfParts):
 
     def append_in(
         self,
-        connection: Joinable,
+        connection: PostgresJoinable,
         log: str,
         facts: Sequence[NewFact],
         *,
         capacity: int | None = None,
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         """Append in the caller's own transaction: the facts are there when the caller commits.
 
         ``connection`` is one of psycopg, or a connection or session of SQLAlchemy with it, to the

@@ -36,11 +36,11 @@ from ergon_framework.core.zone_link import leads_to
 from ergon_framework.ports.factstore import (
     INBOUND,
     Appended,
+    AppendOutcome,
     Conflict,
     Gap,
     Link,
     NewFact,
-    Outcome,
     Quarantined,
     Reference,
 )
@@ -256,7 +256,7 @@ class Arrival:
 
     link: Link
     log: str
-    entries: list[hashchain.Entry]
+    entries: list[hashchain.ChainEntry]
     prepared: list[PreparedFact]
     refused: Sequence[Quarantined]
 
@@ -277,9 +277,9 @@ def arrival(
 
 def take_in(
     session: SqlSession, planner: AppendPlanner[LogRow], peer: str, arrived: Arrival, now: float
-) -> list[Outcome]:
+) -> list[AppendOutcome]:
     """Insert what is absent, set the rest aside, move the link; the outcomes of the facts."""
-    outcomes: list[Outcome] = []
+    outcomes: list[AppendOutcome] = []
     found = planner.receive(arrived.log, arrived.prepared) if arrived.prepared else []
     for each, outcome in zip(arrived.entries, found, strict=True):
         if isinstance(each, Gap):
@@ -297,7 +297,7 @@ def take_in(
     return outcomes
 
 
-def _record(session: SqlSession, log: str, gap: Gap, outcome: Outcome) -> None:
+def _record(session: SqlSession, log: str, gap: Gap, outcome: AppendOutcome) -> None:
     """Write a loss down where its marker lies, unless it is there already."""
     if not isinstance(outcome, Appended) or outcome.is_duplicate:
         return

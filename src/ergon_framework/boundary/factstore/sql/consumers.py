@@ -143,6 +143,7 @@ class SqlConsumers:
             now = self._database.clock()
             refuse_late(info, holder, now)
             refuse_unserved(info, offset)
+            # Whether the cursor moves or not: facts released from quarantine lie below it.
             session.run("quarantine.delivered", name, offset)
             if offset > info.cursor:
                 session.run("consumers.move", name, offset)
@@ -318,6 +319,7 @@ class SqlConsumers:
         def work(session: SqlSession) -> ConsumerInfo | None:
             info, _ = reader_named(session, offer.info.name)
             now = self._database.clock()
+            # Asked again: since the page was read, another process may have taken the lease.
             refuse_held(info, holder, now)
             if info.cursor != offer.info.cursor:
                 return None

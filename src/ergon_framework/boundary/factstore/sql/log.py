@@ -49,6 +49,7 @@ from ergon_framework.boundary.factstore.sql.session import (
     note,
 )
 from ergon_framework.ports.factstore import (
+    AppendOutcome,
     BeforeWait,
     Flaw,
     Gap,
@@ -57,7 +58,6 @@ from ergon_framework.ports.factstore import (
     LogInfo,
     LogPage,
     NewFact,
-    Outcome,
     Quarantined,
 )
 
@@ -130,9 +130,9 @@ VERIFIED_PER_READ = 200
 """Facts that one read verifies; then the offset reached is reported."""
 
 
-Known: TypeAlias = tuple[bytes, int]
+KnownId: TypeAlias = tuple[bytes, int]
 """The first 16 bytes of the identity digest, and the offset."""
-Knows = Callable[[LogRow, Sequence[bytes]], Mapping[bytes, Known]]
+Knows = Callable[[LogRow, Sequence[bytes]], Mapping[bytes, KnownId]]
 """What the ledger of a log says about keys."""
 Look = Callable[[Callable[[SqlSession, Knows], "Leg"]], "Leg"]
 """Runs something on what was committed last, and on the ledger."""
@@ -210,7 +210,7 @@ def _check(log: LogRow, row: Row, to_zone: str | None, leg: Leg) -> None:
 
 def _check_ledger(knows: Knows, log: LogRow, rows: Sequence[Row], flaws: list[Flaw]) -> None:
     """A fact must be known by its id, or it could be appended twice."""
-    wanted: dict[bytes, Known] = {}
+    wanted: dict[bytes, KnownId] = {}
     for row in rows:
         proof = read_proof(row[4])
         if proof is not None:  # otherwise the row itself is reported
@@ -260,12 +260,12 @@ class Appender(Protocol):
 
     def append(
         self, asked: Sequence[Append], before_wait: BeforeWait
-    ) -> tuple[list[list[Outcome]], int]:
+    ) -> tuple[list[list[AppendOutcome]], int]:
         """Append for several callers in one commit; the outcomes, and how many facts are new."""
 
     def receive(
         self, peer: str, arrived: Arrival, before_wait: BeforeWait
-    ) -> tuple[list[Outcome], int]:
+    ) -> tuple[list[AppendOutcome], int]:
         """Take in a page of a peer in one commit; the outcomes, and how many rows are new."""
 
     def find(self, from_zone: str, message_id: str, log: str | None) -> LedgerEntry | None:
@@ -296,7 +296,7 @@ class SqlLog:
         self._heads_seen: Callable[[str, int], None] | None = None
         self._before_waiting: BeforeWait = nothing
         self._aged: dict[str, tuple[float, int]] = {}
-        self._appends: AppendQueue[Append, list[Outcome]] = AppendQueue(
+        self._appends: AppendQueue[Append, list[AppendOutcome]] = AppendQueue(
             self._append_all, weigh=lambda asked: len(asked.facts), name="ergon-append"
         )
 
@@ -306,7 +306,7 @@ class SqlLog:
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         """Append in order in one commit, each with an outcome of its own."""
         if not facts:
             return []
@@ -319,7 +319,7 @@ class SqlLog:
         self,
         log: str,
         facts: Sequence[NewFact],
-        done: Callable[[list[Outcome] | BaseException], None],
+        done: Callable[[list[AppendOutcome] | BaseException], None],
         *,
         capacity: int | None = None,
         group_done: Callable[[], None] | None = None,
@@ -420,7 +420,7 @@ class SqlLog:
         link: Link,
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         """Insert what a peer sent and lost where it is absent, and move the link: one commit."""
         arrived = arrival(peer, facts, link, refused, gaps)
         outcomes, added = self._appender.receive(peer, arrived, self._before_waiting)
@@ -443,7 +443,7 @@ class SqlLog:
         """Tell of each group of appends: how many facts, and the seconds it took."""
         self._watch = GuardedCallback(seen, "commits")
 
-    def _append_all(self, asked: Sequence[Append]) -> list[list[Outcome]]:
+    def _append_all(self, asked: Sequence[Append]) -> list[list[AppendOutcome]]:
         began = perf_counter()
         outcomes, added = self._appender.append(asked, self._before_waiting)
         if added:

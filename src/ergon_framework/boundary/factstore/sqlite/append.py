@@ -21,6 +21,7 @@ from ergon_framework.boundary.factstore.sql.append import (
 )
 from ergon_framework.boundary.factstore.sql.log import (
     Cut,
+    KnownId,
     Knows,
     LastOf,
     Leg,
@@ -35,10 +36,14 @@ from ergon_framework.boundary.factstore.sql.rows import (
     view_of,
 )
 from ergon_framework.boundary.factstore.sql.session import Row
-from ergon_framework.boundary.factstore.sqlite.ledger import Compactor, Known, Ledger, LedgerTuning
+from ergon_framework.boundary.factstore.sqlite.ledger import (
+    Compactor,
+    Ledger,
+    LedgerTuning,
+)
 from ergon_framework.boundary.factstore.sqlite.session import SQL, SqliteDatabase, SqliteSession
 from ergon_framework.errors import StoreError
-from ergon_framework.ports.factstore import BeforeWait, LedgerEntry, Outcome, Reference
+from ergon_framework.ports.factstore import AppendOutcome, BeforeWait, LedgerEntry, Reference
 from ergon_framework.storage.sql_files import load
 
 _SQL = load(SQL, "logs.sql")
@@ -180,10 +185,10 @@ class SqliteAppender:
 
     def append(
         self, asked: Sequence[Append], before_wait: BeforeWait
-    ) -> tuple[list[list[Outcome]], int]:
+    ) -> tuple[list[list[AppendOutcome]], int]:
         """Append for several callers in one commit; the outcomes, and how many facts are new."""
 
-        def work(session: SqliteSession) -> tuple[list[list[Outcome]], int]:
+        def work(session: SqliteSession) -> tuple[list[list[AppendOutcome]], int]:
             entry = SqliteAppend(session, self._database.clock(), self.ledger)
             append_to = entry.planner.append
             outcomes = [append_to(each.log, each.facts, each.capacity) for each in asked]
@@ -196,10 +201,10 @@ class SqliteAppender:
 
     def receive(
         self, peer: str, arrived: Arrival, before_wait: BeforeWait
-    ) -> tuple[list[Outcome], int]:
+    ) -> tuple[list[AppendOutcome], int]:
         """Take in a page of a peer in one commit; the outcomes, and how many rows are new."""
 
-        def work(session: SqliteSession) -> tuple[list[Outcome], int]:
+        def work(session: SqliteSession) -> tuple[list[AppendOutcome], int]:
             entry = self.begin(session)
             outcomes = take_in(session, entry.planner, peer, arrived, entry.placement.now)
             added = entry.finish()
@@ -292,7 +297,7 @@ class SqliteAppender:
 
 
 def _knows(session: SqliteSession, ledger: Ledger) -> Knows:
-    def knows(log: LogRow, keys: Sequence[bytes]) -> Mapping[bytes, Known]:
+    def knows(log: LogRow, keys: Sequence[bytes]) -> Mapping[bytes, KnownId]:
         ledger.follow(session, log)
         found = ((key, ledger.known(session, key)) for key in keys)
         return {key: known for key, known in found if known is not None}
@@ -300,7 +305,7 @@ def _knows(session: SqliteSession, ledger: Ledger) -> Knows:
     return knows
 
 
-def _found(session: SqliteSession, log: LogRow, known: Known) -> LedgerEntry:
+def _found(session: SqliteSession, log: LogRow, known: KnownId) -> LedgerEntry:
     digest, offset = known
     row = session.one("logs.identity", log.base + offset)
     return LedgerEntry(log.name, offset, row[0] if row else digest, is_retained=row is not None)

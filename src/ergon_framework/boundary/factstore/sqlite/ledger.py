@@ -22,13 +22,11 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from ergon_framework.boundary.factstore.hashchain import OFFSET_BITS, key_of, read_proof
+from ergon_framework.boundary.factstore.sql.log import KnownId
 from ergon_framework.boundary.factstore.sql.rows import LAST, LogRow, log_numbered, log_or_new
 from ergon_framework.boundary.factstore.sqlite.session import SQL, SqliteSession
 from ergon_framework.ports.factstore import NewFact
 from ergon_framework.storage.sql_files import load
-
-Known: TypeAlias = tuple[bytes, int]
-"""The first 16 bytes of the identity digest, and the offset."""
 
 IDS_PER_PART = 512
 """Ids of a part at most, on average."""
@@ -49,7 +47,7 @@ def packed(digest: bytes, offset: int) -> bytes:
     return digest[:DIGEST] + offset.to_bytes(OFFSET)
 
 
-def unpacked(known: bytes) -> Known:
+def unpacked(known: bytes) -> KnownId:
     """Decode digest and offset of an id."""
     return known[:DIGEST], int.from_bytes(known[DIGEST:])
 
@@ -74,7 +72,7 @@ def split(ids: bytes) -> list[bytes]:
     return [ids[at : at + ID] for at in range(0, len(ids), ID)]
 
 
-def find(ids: bytes, key: bytes) -> Known | None:
+def find(ids: bytes, key: bytes) -> KnownId | None:
     """What a key stands for in a part."""
     count = len(ids) // ID
     at = bisect_left(range(count), key, key=lambda n: ids[n * ID : n * ID + KEY])
@@ -124,7 +122,7 @@ def candidates(filters: dict[int, Filter], key: bytes) -> list[int]:
     return found
 
 
-Buckets: TypeAlias = list[dict[bytes, bytes]]
+LedgerBuckets: TypeAlias = list[dict[bytes, bytes]]
 """What keys stand for, by the first byte of the key."""
 
 PART_BITS = 24
@@ -157,7 +155,7 @@ class LedgerPosition:
 class FrozenMemtable:
     """A memtable that is being written as a segment: ids of each log up to an offset."""
 
-    buckets: Buckets
+    buckets: LedgerBuckets
     count: int
     heads: dict[int, LedgerPosition]
 
@@ -166,7 +164,7 @@ class FrozenMemtable:
 class Ledger:
     """The ledger as one process has it in memory. Used within one transaction at a time."""
 
-    memtable: Buckets = field(default_factory=lambda: [{} for _ in range(256)])
+    memtable: LedgerBuckets = field(default_factory=lambda: [{} for _ in range(256)])
     memtable_count: int = 0
     frozen: FrozenMemtable | None = None
     segments: dict[int, Segment] = field(default_factory=dict)
@@ -241,7 +239,7 @@ class Ledger:
                 self.add(key, found.digest, number & LAST)
         reached.head, reached.chain = log.head, log.chain
 
-    def known(self, cursor: SqliteSession, key: bytes) -> Known | None:
+    def known(self, cursor: SqliteSession, key: bytes) -> KnownId | None:
         """What an id stands for, if it was ever appended."""
         found = self.memtable[key[0]].get(key)
         # The frozen ids are in no live segment until the last part of theirs is written.

@@ -13,6 +13,7 @@ import msgspec
 
 from ergon_framework.core.flow import FlowEvent, FlowStatus
 from ergon_framework.core.job import JobStatus
+from ergon_framework.core.retention import JobRetention
 from ergon_framework.jobs.stores.flow_settlement import (
     EarlySignal,
     EndedStep,
@@ -25,6 +26,7 @@ from ergon_framework.jobs.stores.flow_settlement import (
     is_as_read,
 )
 from ergon_framework.jobs.stores.memory.rows import MemoryJob
+from ergon_framework.jobs.stores.pages import flow_page
 from ergon_framework.jobs.stores.transitions import JobPosition
 from ergon_framework.ports.flow import Flow, Join, NewFlow, SignalOutcome
 from ergon_framework.ports.jobstore import EnqueueResult, NewJob, Settlement
@@ -37,9 +39,23 @@ class FlowBook:
     """All flows with their joins, and where their steps are."""
 
     flows: dict[str, FlowRow] = field(default_factory=dict)  # in the order of adding
+    places: dict[str, int] = field(default_factory=dict)  # of flows, in that order
     joins: dict[str, Join] = field(default_factory=dict)
     steps: dict[str, dict[int, MemoryJob]] = field(default_factory=dict)  # by flow and key
     work: dict[str, FlowWork] = field(default_factory=dict)  # by target
+    added: int = 0
+
+    def put(self, row: FlowRow) -> None:
+        """Write a flow; a new one comes behind all others."""
+        if row.id not in self.places:
+            self.added += 1
+            self.places[row.id] = self.added
+        self.flows[row.id] = row
+
+    def discard(self, flow_id: str) -> None:
+        """Forget a flow, if it is there, and its place."""
+        self.flows.pop(flow_id, None)
+        self.places.pop(flow_id, None)
 
     def enlist(self, record: MemoryJob) -> None:
         """A step belongs to its flow."""
@@ -63,7 +79,7 @@ class FlowBook:
 
     def drop(self, flow_id: str) -> None:
         """Forget a flow and its joins."""
-        del self.flows[flow_id]
+        self.discard(flow_id)
         self.steps.pop(flow_id, None)
         for join in [each.id for each in self.joins.values() if each.flow_id == flow_id]:
             del self.joins[join]
@@ -75,6 +91,7 @@ class StepJobs(Protocol):
     records: dict[int, MemoryJob]
     by_id: dict[str, MemoryJob]
     flow_book: FlowBook
+    retention: JobRetention
     is_work: bool
 
     def add(self, jobs: Sequence[NewJob], now: float) -> list[EnqueueResult]:
@@ -112,6 +129,11 @@ class MemoryFlowTables:
         """The instant of the step."""
         return self._now
 
+    @property
+    def retention(self) -> JobRetention:
+        """How long jobs are kept that end in the step."""
+        return self._table.retention
+
     def get_flow(self, flow_id: str) -> FlowRow | None:
         """A flow."""
         row = self._book.flows.get(flow_id)
@@ -120,7 +142,7 @@ class MemoryFlowTables:
 
     def put_flow(self, row: FlowRow, *, is_new: bool = False) -> None:
         """Write a flow."""
-        self._book.flows[row.id] = replace(row)
+        self._book.put(replace(row))
 
     def put_flows(self, rows: Sequence[FlowRow]) -> None:
         """Write flows that are there."""
@@ -192,7 +214,9 @@ class MemoryFlowTables:
         """The jobs of these ids."""
         found = [self._table.by_id[each] for each in ids if each in self._table.by_id]
         return [
-            Predecessor(each.key, each.new.id, each.status, each.flow_id, each.feeds or ())
+            Predecessor(
+                each.key, each.new.id, each.status, each.flow_id, each.feeds or (), each.why
+            )
             for each in found
         ]
 
@@ -280,10 +304,21 @@ class MemoryFlows:
 
     def search(self, statuses: Sequence[FlowStatus], limit: int) -> list[Flow]:
         """Flows in one of these states, or in any; the newest first."""
+        return self.page(statuses, limit)[0]
+
+    def page(
+        self, statuses: Sequence[FlowStatus], limit: int, below: int | None = None
+    ) -> tuple[list[Flow], int | None]:
+        """A page of them, and below which place the next one begins; None: there are no more."""
         with self._step() as table:
-            rows = reversed(table.flow_book.flows.values())
-            wanted = (row.flow() for row in rows if not statuses or row.state.status in statuses)
-            return list(islice(wanted, limit))
+            book = table.flow_book
+            found = (
+                (book.places[row.id], row.flow())
+                for row in reversed(book.flows.values())
+                if (not statuses or row.state.status in statuses)
+                and (below is None or book.places[row.id] < below)
+            )
+            return flow_page([*islice(found, limit + 1)], limit)
 
     def joins(self, flow_id: str) -> list[Join]:
         """The joins of a flow, in the order of adding."""

@@ -23,6 +23,7 @@ from ergon_framework.core.job import (
     Transition,
     next_transition,
 )
+from ergon_framework.core.retention import STANDARD
 from ergon_framework.core.unique import WAITING, OnDuplicate, decide, extended
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.flow_settlement import FlowSettlement, returned
@@ -36,8 +37,6 @@ from ergon_framework.jobs.stores.memory.queues import (
 )
 from ergon_framework.jobs.stores.memory.rows import MemoryJob
 from ergon_framework.jobs.stores.transitions import (
-    CANCELLED_KEPT,
-    FAILED_KEPT,
     cancel_replaced,
     cancel_running,
     cancel_step,
@@ -77,6 +76,7 @@ class JobTable:
         self.is_work = False  # something became claimable since this was last looked at …
         self.is_done = False  # … or something ended
         self.flow_book = FlowBook()
+        self.retention = STANDARD
         self._last_key = 0
         self._last_fence = 0
         self._moves: FlowSettlement | None = None  # of the flows that this step changes
@@ -146,10 +146,10 @@ class JobTable:
                 return EnqueueResult(holder.new.id, False)
             # A step: its flow has to take notice of its end.
             if holder.feeds is not None:
-                self.settle(cancel_replaced(holder.position(), now), now)
+                self.settle(cancel_replaced(holder.position(), now, self.retention), now)
             else:
                 transition = next_transition(holder.snapshot(), CancelRequested(), _RULE)
-                self._end(holder, replace(transition, why=REPLACED), CANCELLED_KEPT, now)
+                self._end(holder, replace(transition, why=REPLACED), now)
         self._last_key += 1
         record = MemoryJob(
             key=self._last_key,
@@ -195,7 +195,7 @@ class JobTable:
             return False
         request = record.cancel_request if may_be_cancelled(settlement) else None
         if request is not None:
-            settlement = cancel_running(settlement, request)
+            settlement = cancel_running(settlement, request, self.retention)
         if record.feeds is not None:
             return self._settle_step(record, settlement, now)
         self._move(record, settlement.transition, settlement.entry, now)
@@ -252,7 +252,7 @@ class JobTable:
         # It goes back to the queue of a flow that stops. The sweep may be past it, and would not
         # return.
         elif moves.is_stopping(flow_id):
-            self.settle(cancel_step(record.position(), now), now)
+            self.settle(cancel_step(record.position(), now, self.retention), now)
         return True
 
     def shorten_wait(self, record: MemoryJob, now: float) -> bool:
@@ -281,11 +281,12 @@ class JobTable:
     def end_outdated(self, record: MemoryJob, now: float) -> None:
         """Dead-letter a job that was not started before its expiry."""
         if record.feeds is not None:
-            self.settle(expire(record.position(), now), now)
+            self.settle(expire(record.position(), now, self.retention), now)
             return
-        self._end(record, next_transition(record.snapshot(), Expired(), _RULE), FAILED_KEPT, now)
+        self._end(record, next_transition(record.snapshot(), Expired(), _RULE), now)
 
-    def _end(self, record: MemoryJob, transition: Transition, keep: float, now: float) -> None:
+    def _end(self, record: MemoryJob, transition: Transition, now: float) -> None:
+        keep = self.retention.keep(record.new.queue, transition.status)
         entry = entry_of(transition, record.deliveries, now)
         self._move(record, transition, entry, now)
         self._finish(record, None, keep, now)
@@ -349,7 +350,7 @@ class JobTable:
                 continue
             turns.append(queue)
             if self.flow_book.is_stopping(record):
-                self.settle(cancel_step(record.position(), now), now)
+                self.settle(cancel_step(record.position(), now, self.retention), now)
                 continue
             if record.is_outdated(now):
                 self.end_outdated(record, now)

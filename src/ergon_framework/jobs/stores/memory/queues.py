@@ -20,7 +20,7 @@ from ergon_framework.core.quota import TokenBucket
 from ergon_framework.jobs.stores.memory.rows import MemoryJob
 from ergon_framework.ports.jobstore import Queue
 
-Order: TypeAlias = tuple[float, ...]
+ClaimOrder: TypeAlias = tuple[float, ...]
 _MAX_WOKEN = 64  # jobs of one limit key that are due again at once
 _MAX_DEAD_ENTRIES = 64  # entries of members that have left, before tidying up is worth its while
 
@@ -31,8 +31,8 @@ class Heap:
     __slots__ = ("_entries", "_orders")
 
     def __init__(self) -> None:
-        self._entries: list[tuple[Order, int]] = []
-        self._orders: dict[int, Order] = {}
+        self._entries: list[tuple[ClaimOrder, int]] = []
+        self._orders: dict[int, ClaimOrder] = {}
 
     def __len__(self) -> int:
         return len(self._orders)
@@ -46,7 +46,7 @@ class Heap:
         """How many entries it holds, those of keys that have left included."""
         return len(self._entries)
 
-    def push(self, key: int, order: Order) -> None:
+    def push(self, key: int, order: ClaimOrder) -> None:
         """Let a key stand there; if it stood elsewhere, it does no more."""
         self._orders[key] = order
         heapq.heappush(self._entries, (order, key))
@@ -57,7 +57,7 @@ class Heap:
         if self._orders.pop(key, None) is not None:
             self._tidy()
 
-    def first(self) -> tuple[Order, int] | None:
+    def first(self) -> tuple[ClaimOrder, int] | None:
         """The first key with its order."""
         entries = self._entries
         while entries and self._orders.get(entries[0][1]) != entries[0][0]:

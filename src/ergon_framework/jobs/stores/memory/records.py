@@ -76,7 +76,7 @@ class MemoryJobRecords:
             self._check(fence)
             for each in records:
                 if isinstance(each, FlowRecord):
-                    table.flow_book.flows.pop(each.flow.id, None)
+                    table.flow_book.discard(each.flow.id)
                     _strip(table.flow_book, each.flow.id)
                 record = table.by_id.get(each.identity)
                 if isinstance(each, JobRecord) and record is not None:
@@ -160,7 +160,7 @@ def _flows(book: FlowBook, after: str, limit: int) -> list[FlowRecord]:
 def put_flow(book: FlowBook, copy: FlowRecord) -> None:
     """Take a whole flow in: in the place of the same one, or behind all others."""
     _strip(book, copy.flow.id)
-    book.flows[copy.flow.id] = FlowRow.of(copy.flow)
+    book.put(FlowRow.of(copy.flow))
     book.joins.update({join.id: join for join in copy.joins})
     book.work.update({target: FlowWork(target, kind, 0) for target, kind in copy.work.items()})
 

@@ -112,7 +112,7 @@ class MemoryJob(msgspec.Struct, kw_only=True, eq=False):
     def position(self) -> JobPosition:
         """What is needed to settle it."""
         numbers = self.attempts, self.deliveries, self.excused
-        return (self.key, self.new.id, self.status.value, self.fence, *numbers)
+        return (self.key, self.new.id, self.status.value, self.fence, *numbers, self.new.queue)
 
     def matches(self, search: Search) -> bool:
         """Whether an operator's filters let it through."""

@@ -15,6 +15,7 @@ import msgspec
 
 from ergon_framework.core.claim import ClaimRequest, checked_changes
 from ergon_framework.core.job import JobStatus
+from ergon_framework.core.retention import JobRetention
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.stores.bounded_counts import next_names
 from ergon_framework.jobs.stores.documents import earliest, named_in, text_of
@@ -67,6 +68,15 @@ class MemoryJobStore:
         self._schedules: dict[str, Schedule] = {}
         self.records = MemoryJobRecords(self.step, self)
         """All that the store holds, to be copied into another store or out of one."""
+
+    @property
+    def retention(self) -> JobRetention:
+        """How long jobs are kept that the store ends by itself."""
+        return self.table.retention
+
+    @retention.setter
+    def retention(self, retention: JobRetention) -> None:
+        self.table.retention = retention
 
     @property
     def flows(self) -> MemoryFlows:
@@ -340,6 +350,9 @@ class MemoryJobStore:
                 self._executors.setdefault("", now)
                 names = (*record.executors, *record.serves)
                 self._executors.update(dict.fromkeys(names, now))
+
+    def check_tables(self) -> None:
+        """Nobody can take anything from it."""
 
     def workers(self) -> list[WorkerRecord]:
         """The workers that reported themselves, by id."""

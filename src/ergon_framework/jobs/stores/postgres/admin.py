@@ -268,7 +268,7 @@ class Outdated(NamedTuple):
 def end_outdated(tx: PostgresTx, limit: int) -> Outdated:
     """Dead-letter what was not started before its expiry."""
     rows = tx.execute(_SQL["outdated"], {"limit": limit}).fetchall()
-    ends = [expire(row[:7], row[7]) for row in rows]
+    ends = [expire(row[:8], row[8], tx.retention) for row in rows]
     batch = SettleBatch(tx, ends)
     applied = batch.read()
     # The rows are locked, so that only steps were not applied: the batch passes over them.

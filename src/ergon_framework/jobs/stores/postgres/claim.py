@@ -427,7 +427,7 @@ def _apply(
         tx.execute(_SQL["block"], {"seqs": numbers(admission.blocked)})
     if not admission.outdated:
         return []
-    ends = [expire(standing(rows[seq]), now) for seq in admission.outdated]
+    ends = [expire(standing(rows[seq]), now, tx.retention) for seq in admission.outdated]
     batch = SettleBatch(tx, ends)
     applied = batch.read()
     if batch.effects.freed:
@@ -450,7 +450,8 @@ def _close(tx: PostgresTx, gates: Mapping[str, QueueGate], now: float) -> dict[s
 def standing(row: Row) -> JobPosition:
     """What moving a candidate takes."""
     attempts, deliveries, excused = row[_ATTEMPTS : _ATTEMPTS + 3]
-    return row[SEQ], row[_ID], row[_STATUS], row[_FENCE], attempts, deliveries, excused
+    numbers = attempts, deliveries, excused
+    return row[SEQ], row[_ID], row[_STATUS], row[_FENCE], *numbers, row[QUEUE]
 
 
 def _claimed(row: Row, now: float, stamp: int) -> Row:

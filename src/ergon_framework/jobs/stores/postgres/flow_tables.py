@@ -19,6 +19,7 @@ from ergon_framework.core.flow import (
     StepEnded,
 )
 from ergon_framework.core.job import JobStatus
+from ergon_framework.core.retention import JobRetention
 from ergon_framework.jobs.stores.documents import (
     feeds_from,
     feeds_text,
@@ -69,7 +70,7 @@ MAX_INSERTED = 10_000
 _SQL = statements("flows.sql")
 _JOBS = statements("jobs.sql")
 _TRANSITIONS = statements("transitions.sql")
-_POSITION = 7
+_POSITION = 8
 """Columns of a ``JobPosition``."""
 
 
@@ -83,6 +84,7 @@ class _Step(NamedTuple):
     attempts: int
     deliveries: int
     excused: int
+    queue: str
     stage: int
     flow_id: str
     feeds: str | None
@@ -289,7 +291,7 @@ class StepSettlement:
         if stopped:
             # They went back to the queue of a flow that stops. The sweep may be past them, and
             # would not return.
-            self.apply([cancel_step(position, self.at) for position in stopped])
+            self.apply([cancel_step(position, self.at, self.tx.retention) for position in stopped])
         answered = [
             complete_signal(_after(move), bytes(move.step.early), self.at)
             for move in moved
@@ -318,7 +320,7 @@ def _after(move: _Move) -> JobPosition:
     """Where a step stands that has just gone back to its queue."""
     step, transition = move.step, move.settlement.transition
     head = (step.seq, step.id, transition.status.value, step.fence)
-    return *head, transition.attempts, step.deliveries, transition.excused
+    return *head, transition.attempts, step.deliveries, transition.excused, step.queue
 
 
 class PostgresFlowTables:
@@ -332,6 +334,11 @@ class PostgresFlowTables:
     def at(self) -> float:
         """The instant of the transaction."""
         return self._settlement.at
+
+    @property
+    def retention(self) -> JobRetention:
+        """How long jobs are kept that end in the transaction."""
+        return self._tx.retention
 
     def get_flow(self, flow_id: str) -> FlowRow | None:
         """A flow; nobody else changes it until the transaction ends."""
@@ -422,8 +429,8 @@ class PostgresFlowTables:
         """The jobs of these ids."""
         rows = self._tx.execute(_SQL["predecessors"], {"ids": texts(ids)}).fetchall()
         return [
-            Predecessor(seq, job_id, JobStatus(status), flow_id, feeds_from(feeds or "[]"))
-            for seq, job_id, status, flow_id, feeds in rows
+            Predecessor(seq, job_id, JobStatus(status), flow_id, feeds_from(feeds or "[]"), why)
+            for seq, job_id, status, flow_id, feeds, why in rows
         ]
 
     def adopt(self, key: int, flow_id: str, feeds: Sequence[str]) -> None:
@@ -484,8 +491,8 @@ class PostgresFlowTables:
 
 
 def _position(row: Row) -> JobPosition:
-    seq, job_id, status, fence, attempts, deliveries, excused = row[:_POSITION]
-    return seq, job_id, status, fence, attempts, deliveries, excused
+    seq, job_id, status, fence, attempts, deliveries, excused, queue = row[:_POSITION]
+    return seq, job_id, status, fence, attempts, deliveries, excused, queue
 
 
 def flow_row(row: Row) -> FlowRow:

@@ -8,6 +8,7 @@ from typing import TypeVar
 from ergon_framework.core.flow import FlowEvent, FlowStatus
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.flow_settlement import flow_taken, is_as_read
+from ergon_framework.jobs.stores.pages import ABOVE_ALL, flow_page
 from ergon_framework.jobs.stores.postgres.flow_tables import StepSettlement, flow_row, purge_flow
 from ergon_framework.jobs.stores.postgres.insert import ExternalInsert, refuse_twins, taken
 from ergon_framework.jobs.stores.postgres.settle import Effects, lock_keys, shorten, wake
@@ -20,7 +21,7 @@ from ergon_framework.jobs.stores.postgres.transactions import (
 from ergon_framework.jobs.stores.transitions import id_taken
 from ergon_framework.ports.flow import Flow, Join, NewFlow, SignalOutcome
 from ergon_framework.ports.jobstore import EnqueueResult, NewJob, Topic
-from ergon_framework.storage.postgres.external_transaction import Joinable
+from ergon_framework.storage.postgres.external_transaction import PostgresJoinable
 
 T = TypeVar("T")
 
@@ -61,7 +62,7 @@ class PostgresFlows:
             raise self._refusal(flow, steps, error) from error
 
     def add_in(
-        self, connection: Joinable, flow: NewFlow, steps: Sequence[NewJob]
+        self, connection: PostgresJoinable, flow: NewFlow, steps: Sequence[NewJob]
     ) -> list[EnqueueResult]:
         """The same in the caller's own transaction on the same database, which the caller commits.
 
@@ -100,13 +101,20 @@ class PostgresFlows:
 
     def search(self, statuses: Sequence[FlowStatus], limit: int) -> list[Flow]:
         """Flows in one of these states, or in any; the newest first."""
-        values = {"statuses": texts([each.value for each in statuses]), "limit": limit}
+        return self.page(statuses, limit)[0]
+
+    def page(
+        self, statuses: Sequence[FlowStatus], limit: int, below: int | None = None
+    ) -> tuple[list[Flow], int | None]:
+        """A page of them, and below which place the next one begins; None: there are no more."""
+        values = {
+            "statuses": texts([each.value for each in statuses]),
+            "below": ABOVE_ALL if below is None else below,
+            "limit": limit + 1,
+        }
         statement = _SQL["flows_in" if statuses else "flows"]
         rows = self._transactions.read(lambda tx: tx.execute(statement, values).fetchall())
-        found = [flow_row(row).flow() for row in rows]
-        if len(statuses) > 1:
-            found.sort(key=lambda flow: flow.created_at, reverse=True)
-        return found[:limit]
+        return flow_page([(row[-1], flow_row(row[:-1]).flow()) for row in rows], limit)
 
     def joins(self, flow_id: str) -> list[Join]:
         """The joins of a flow, in the order of adding."""

@@ -39,7 +39,7 @@ from ergon_framework.jobs.stores.transitions import (
     on_duplicate,
 )
 from ergon_framework.ports.jobstore import EnqueueResult, Job, NewJob
-from ergon_framework.storage.postgres.external_transaction import Joinable, joined
+from ergon_framework.storage.postgres.external_transaction import PostgresJoinable, joined
 from ergon_framework.storage.postgres.pipeline import Texts
 
 _SQL = statements("jobs.sql")
@@ -191,7 +191,7 @@ class Insertion:
         """Cancel the holder."""
         *standing, now = self._written(key)
         del self._holders[key]
-        cancelled = [cancel_replaced(tuple(standing), now)]
+        cancelled = [cancel_replaced(tuple(standing), now, self._tx.retention)]
         batch = SettleBatch(self._tx, cancelled)
         if batch.read() == [True]:
             self._freed += batch.effects.freed
@@ -301,7 +301,7 @@ class ExternalInsert:
         self._home: Row | None = None
 
     @contextmanager
-    def joined(self, connection: Joinable) -> Iterator[tuple[PostgresTx, str]]:
+    def joined(self, connection: PostgresJoinable) -> Iterator[tuple[PostgresTx, str]]:
         """The caller's transaction, and how isolated it is from others.
 
         The caller's connection may lead to another database with the same tables: what is added
@@ -320,7 +320,7 @@ class ExternalInsert:
                 yield tx, isolation
 
     def add(
-        self, connection: Joinable, jobs: Sequence[NewJob], unseen: Mapping[str, str]
+        self, connection: PostgresJoinable, jobs: Sequence[NewJob], unseen: Mapping[str, str]
     ) -> list[EnqueueResult]:
         """Add jobs in the caller's transaction.
 

@@ -17,6 +17,7 @@ from ergon_framework.core.claim import (
     checked_changes,
 )
 from ergon_framework.core.job import JobStatus
+from ergon_framework.core.retention import JobRetention
 from ergon_framework.errors import DuplicateJobError, StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.documents import Reader, earliest, queue_of, text_of
 from ergon_framework.jobs.stores.postgres.admin import (
@@ -113,7 +114,7 @@ from ergon_framework.ports.jobstore import (
     cancel_request_in,
 )
 from ergon_framework.storage.conflicts import retry_conflicts
-from ergon_framework.storage.postgres.external_transaction import Joinable
+from ergon_framework.storage.postgres.external_transaction import PostgresJoinable
 from ergon_framework.storage.postgres.pool import DEFAULT_TIMEOUTS, PostgresTimeouts
 from ergon_framework.storage.urls import option_for, shown_url
 
@@ -156,6 +157,15 @@ class PostgresJobStore:
     def records(self) -> PostgresJobRecords:
         """All that the store holds, to be copied into another store or out of one."""
         return PostgresJobRecords(self.transactions, self)
+
+    @property
+    def retention(self) -> JobRetention:
+        """How long jobs are kept that the store ends by itself."""
+        return self.transactions.retention
+
+    @retention.setter
+    def retention(self, retention: JobRetention) -> None:
+        self.transactions.retention = retention
 
     @property
     def flows(self) -> PostgresFlows:
@@ -238,7 +248,7 @@ class PostgresJobStore:
     def _holder_of(self, job: NewJob) -> str:
         return self.holder(job.unique_key or "") or job.id
 
-    def add_in(self, connection: Joinable, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+    def add_in(self, connection: PostgresJoinable, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """Add jobs in the caller's own transaction on the same database, which the caller commits.
 
         ``connection`` is one of psycopg, or a connection or session of SQLAlchemy with psycopg
@@ -323,6 +333,7 @@ class PostgresJobStore:
                 applied,
                 self.cancel_requests,
                 lambda again: self.settle_and_claim(again, None)[0],
+                self.retention,
             )
         return applied, claimed
 
@@ -615,6 +626,10 @@ class PostgresJobStore:
                 tx.execute(_ADMIN["tell_executors"], {"names": texts(names)})
 
         self.transactions.stepwise(work, "desk", is_synced=False)
+
+    def check_tables(self) -> None:
+        """Raise ``StoreError`` unless the database has all tables of jobs."""
+        self.transactions.check_tables()
 
     def workers(self) -> list[WorkerRecord]:
         """The workers that reported themselves, by id."""

@@ -13,6 +13,7 @@ import psycopg
 from psycopg import Cursor
 from psycopg.rows import tuple_row
 
+from ergon_framework.core.retention import STANDARD, JobRetention
 from ergon_framework.errors import StoreReadOnlyError
 from ergon_framework.jobs.stores.postgres.rows import Row, StatementResult, page_of
 from ergon_framework.jobs.stores.postgres.statements import (
@@ -37,13 +38,18 @@ from ergon_framework.storage.write_guard import WriteGuard
 class PostgresTx:
     """One transaction or read on a connection, at one instant; None means the server's own."""
 
-    __slots__ = ("_pipeline", "connection", "now")
+    __slots__ = ("_pipeline", "connection", "now", "retention")
 
     def __init__(
-        self, connection: Connection, now: float | None, pipeline: Pipeline | None = None
+        self,
+        connection: Connection,
+        now: float | None,
+        pipeline: Pipeline | None = None,
+        retention: JobRetention = STANDARD,
     ) -> None:
         self.connection = connection
         self.now = now
+        self.retention = retention
         self._pipeline = pipeline
 
     def execute(self, statement: bytes, values: Mapping[str, Any] | None = None) -> StatementResult:
@@ -109,6 +115,7 @@ class PostgresTransactions:
         self._given = clock
         self.is_read_only = read_only
         self.guard: WriteGuard[PostgresTx] = WriteGuard()
+        self.retention = STANDARD
         self.database = PostgresDatabase(
             url,
             schema=SCHEMA,
@@ -131,6 +138,10 @@ class PostgresTransactions:
         """Subscribe this process to each change of that kind, made by any process."""
         return self.database.subscribe(_CHANNELS[topic])
 
+    def check_tables(self) -> None:
+        """Refuse a database that lacks tables of ours."""
+        self.database.read(lambda connection: SCHEMA.check(connection, self.name, None))
+
     def announce(self) -> None:
         """Wake the workers: for callers that added jobs in a transaction of their own."""
         self.notify({Topic.WORK})
@@ -143,7 +154,8 @@ class PostgresTransactions:
 
     def tx(self, connection: Connection, pipeline: Pipeline | None = None) -> PostgresTx:
         """A transaction on a connection, as of now."""
-        return PostgresTx(connection, None if self._given is None else self._given(), pipeline)
+        now = None if self._given is None else self._given()
+        return PostgresTx(connection, now, pipeline, self.retention)
 
     def pipelined(
         self,

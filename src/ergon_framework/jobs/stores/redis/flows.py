@@ -34,6 +34,7 @@ from ergon_framework.jobs.stores.flow_settlement import (
     no_flow,
     no_predecessor,
 )
+from ergon_framework.jobs.stores.pages import flow_page
 from ergon_framework.jobs.stores.redis.rows import (
     NUMBERS,
     Blobs,
@@ -170,7 +171,7 @@ class RedisFlows:
         self, kind: bytes, rest: Sequence[int], flow: NewFlow, steps: Sequence[NewJob]
     ) -> NoReturn:
         if kind == b"conflict":
-            raise ConflictError  # a job became a step of another flow since the client looked
+            raise ConflictError  # a job was edited, or joined another flow, since the client looked
         if kind == b"taken":
             raise flow_taken(flow.id)
         if kind == b"missing":
@@ -196,16 +197,22 @@ class RedisFlows:
 
     def search(self, statuses: Sequence[FlowStatus], limit: int) -> list[Flow]:
         """Flows in one of these states, or in any; the newest first."""
+        return self.page(statuses, limit)[0]
+
+    def page(
+        self, statuses: Sequence[FlowStatus], limit: int, below: int | None = None
+    ) -> tuple[list[Flow], int | None]:
+        """A page of them, and below which place the next one begins; None: there are no more."""
         names = [f"flow:in:{FLOW_STATUSES.index(each)}" for each in statuses] or ["flow:flows"]
-        ids = [
-            each.decode()
-            for name in names
-            for each in self._transactions.call("ZREVRANGE", name, 0, limit - 1)
-        ]
-        found = [each for each in self._flows(ids) if not statuses or each.status in statuses]
-        if len(names) > 1:
-            found.sort(key=lambda flow: flow.created_at, reverse=True)
-        return found[:limit]
+        places: dict[str, int] = {}
+        for name in names:
+            end = "+inf" if below is None else f"({below}"
+            part = (name, end, "-inf", "WITHSCORES", "LIMIT", 0, limit + 1)
+            found = pairs(self._transactions.call("ZREVRANGEBYSCORE", *part))
+            places |= {each: int(float(place)) for each, place in found}
+        flows = self._flows([*places])
+        wanted = (each for each in flows if not statuses or each.status in statuses)
+        return flow_page([(places[each.id], each) for each in wanted], limit)
 
     def _flows(self, ids: Sequence[str], page: int = PAGE) -> Iterator[Flow]:
         for some in _pages(ids, page):

@@ -437,7 +437,8 @@ def unreadable_from(job_id: str, blob: bytes) -> Unreadable:
 def standing(job_id: str, row: RedisRow) -> JobPosition:
     """What the store needs to settle a job by itself."""
     status = STATUSES[row.status].value
-    return row.seq, job_id, status, row.fence, row.attempts, row.deliveries, row.excused
+    numbers = row.attempts, row.deliveries, row.excused
+    return row.seq, job_id, status, row.fence, *numbers, row.queue
 
 
 def _history_parts(tale: bytes) -> tuple[bytes, bytes, bytes | None]:

@@ -9,10 +9,9 @@ from functools import cache
 from ergon_framework.core import flow as machine
 from ergon_framework.core.claim import DEFAULT_BOUNDS
 from ergon_framework.core.flow import FlowEvent, FlowStatus, OnFailure, Sweep
-from ergon_framework.core.job import SUPERSEDED
+from ergon_framework.core.job import EDITED, SUPERSEDED
 from ergon_framework.jobs.stores.flow_settlement import SLICE
 from ergon_framework.jobs.stores.transitions import (
-    CANCELLED_KEPT,
     MAX_HISTORY_BYTES,
     MAX_HISTORY_ENTRIES,
 )
@@ -68,13 +67,8 @@ _NUMBERS = (
     | {"MOST_HISTORY": MAX_HISTORY_BYTES, "MOST_ENTRIES": MAX_HISTORY_ENTRIES}
     | {"MOST_PROMOTED": DEFAULT_BOUNDS.max_promoted, "MOST_LANES": DEFAULT_BOUNDS.max_lanes}
     | {"MOST_REFUSED": DEFAULT_BOUNDS.max_refused, "GLANCE": DEFAULT_BOUNDS.scan_size}
-    | {"MOST_AT_ONCE": 1000, "MOST_ARGS": 1000}
-    | {
-        "MOST_SWEPT": SLICE,
-        "MOST_PAGES": 4,
-        "MOST_OPENED": 10,
-        "CANCELLED_KEPT": int(CANCELLED_KEPT),
-    }
+    | {"MOST_AT_ONCE": 1000, "MOST_ARGS": 1000, "MOST_CLOSED": 64}
+    | {"MOST_SWEPT": SLICE, "MOST_PAGES": 4, "MOST_OPENED": 10}
 )
 HEAD = ">BBBI8I4I4I4ddddddI4I4I8I4ddI4I4I4I4"
 """The numbers of a row, as Lua packs them."""
@@ -156,6 +150,7 @@ _FLOW_NAMES = {
     + ", ".join(f"{name} = {_set_of(machine.ALLOWED[kind])}" for kind, name in _EVENTS.items())
     + "}",
     "CANCELLED_BY_FLOW": f'"{CANCELLED_BY_FLOW}"',
+    "EDITED": f'"{EDITED}"',
     "SUPERSEDED": "{" + ", ".join(f"{each} = true" for each in sorted(SUPERSEDED)) + "}",
 }
 
@@ -170,6 +165,14 @@ _LABEL_NAMES = {
 }
 """Most stores have no job with tags, and none with a rule for its unique key: these are no words of
 their own in every call, either."""
+
+_LANE_NAMES = {
+    name: f'(KEYS[{list(KEYS).index("DUE") + 1}] .. "{key}")'
+    for name, key in {"OPEN_LANES": "open", "CLOSED_LANES": "closed"}.items()
+}
+"""Where lanes stand apart by whether their queue is paused: see ``open_lanes`` in ``claim.lua``. No
+lane is called like these: its name begins with a number.
+"""
 
 KEY_WAKES, KEY_BUCKETS = (f"{KEYS['BLOCKED']}{each}" for each in ("wakes", "tokens"))
 _KEY_LIMIT_NAMES = {
@@ -198,6 +201,7 @@ _NAMES = {
     **_FLOW_NAMES,
     **_LABEL_NAMES,
     **_KEY_LIMIT_NAMES,
+    **_LANE_NAMES,
     "HEAD": f'"{HEAD}"',
     "FOREVER": "math.huge",
 }

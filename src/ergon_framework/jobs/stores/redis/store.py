@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ergon_framework.core.claim import NO_LIMITS, ClaimRequest
+from ergon_framework.core.retention import JobRetention
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.documents import Reader, earliest, queue_of, text_of
 from ergon_framework.jobs.stores.erasure import erased
@@ -156,6 +157,15 @@ class RedisJobStore:
         return RedisJobRecords(self.transactions, self.transitions, self, self.flows)
 
     @property
+    def retention(self) -> JobRetention:
+        """How long jobs are kept that the store ends by itself."""
+        return self.transactions.retention
+
+    @retention.setter
+    def retention(self, retention: JobRetention) -> None:
+        self.transactions.retention = retention
+
+    @property
     def flows(self) -> RedisFlows:
         """The flows of the store."""
         return self._flows
@@ -214,6 +224,7 @@ class RedisJobStore:
                 applied,
                 self.cancel_requests,
                 lambda again: self.transitions.apply(again, "exchange"),
+                self.retention,
             )
         return applied, claimed
 
@@ -542,6 +553,13 @@ class RedisJobStore:
         self.transactions.write(
             _HEARTBEAT, "desk", record.id, blobs.add(blob), kept, names, blobs=blobs
         )
+
+    def check_tables(self) -> None:
+        """Raise ``StoreError`` unless the server answers with keys that this program knows.
+
+        One that was flushed passes: it is a store without jobs, and takes new ones.
+        """
+        self.transactions.check_version()
 
     def workers(self) -> list[WorkerRecord]:
         """The workers that reported themselves, by id."""

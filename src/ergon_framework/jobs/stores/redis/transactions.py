@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from ergon_framework.core.retention import STANDARD, JobRetention
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import (
     ConfigurationError,
@@ -72,6 +73,7 @@ class RedisTransactions:
         address = address_of(url, prefix)
         self._inspect_interval = inspect_interval
         self._fence: Fence | None = None
+        self.retention = STANDARD
         # In braces: all keys of a store lie in one slot of a cluster, which scripts need.
         self._tag = f"{{{address.prefix}}}:"
         self.is_read_only = read_only
@@ -91,6 +93,18 @@ class RedisTransactions:
     def name(self) -> str:
         """The name of the store shown to users."""
         return self.client.name
+
+    @property
+    def retention(self) -> JobRetention:
+        """How long jobs are kept that a script ends by itself."""
+        return self._retention
+
+    @retention.setter
+    def retention(self, retention: JobRetention) -> None:
+        self._retention = retention
+        # What a script ends by itself it cancels: Python sends all that expires.
+        own = {name: each.cancelled for name, each in retention.queues.items()}
+        self._spans = encode((retention.usual.cancelled, own))
 
     def now(self) -> float:
         """The store's clock."""
@@ -133,6 +147,13 @@ class RedisTransactions:
             self.client.call("SET", key, VERSION, "NX")
             version = self.client.call("GET", key)
         self.is_made = version is not None or self._has_keys()
+        self._refuse_version(version)
+
+    def check_version(self) -> None:
+        """Refuse keys that another version of the program has made meanwhile."""
+        self._refuse_version(self.client.call("GET", f"{self._tag}{SCHEMA}"))
+
+    def _refuse_version(self, version: bytes | None) -> None:
         if version is None or version in (b"%d" % VERSION, b"%d" % FLOW_VERSION):
             return
         if not version.isdigit():
@@ -197,7 +218,7 @@ class RedisTransactions:
     ) -> Any:
         """Run a script."""
         now = None if self._clock is None else self._clock()
-        arguments = (encode((now, *args)), self._channel, *blobs)
+        arguments = (encode((now, *args)), self._channel, self._spans, *blobs)
         fence = self._fence
         if fence is None:
             return self.client.run(what, self._keys, arguments, is_repeatable=is_repeatable)

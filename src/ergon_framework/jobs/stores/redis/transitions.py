@@ -228,7 +228,9 @@ class Transitions:
             raise expires_too_soon(jobs[rest[0] - 1], rest[1].decode())
         [row] = rows_in(rest[2])
         holder = rest[1].decode()
-        transition = cancel_replaced(standing(holder, row), self._transactions.now())
+        transition = cancel_replaced(
+            standing(holder, row), self._transactions.now(), self._transactions.retention
+        )
         return wire_settlement(transition, blobs)
 
     def apply(self, settlements: Sequence[Settlement], call: str) -> list[bool]:
@@ -243,7 +245,8 @@ class Transitions:
         """Dead-letter jobs that were not started before their expiry; how many it were."""
         now = self._transactions.now()
         found = zip(ids, rows_in(data), strict=True)
-        transitions = [expire(standing(job_id, row), now) for job_id, row in found]
+        keep = self._transactions.retention
+        transitions = [expire(standing(job_id, row), now, keep) for job_id, row in found]
         return sum(self.apply(transitions, call)) if transitions else 0
 
     def look_at(

@@ -117,7 +117,7 @@ WHERE stage = 0 AND queue = ?1 AND status = ?2 AND purge_at <= ?3 AND NOT EXISTS
 DELETE FROM ergon_jobs WHERE seq = ?;
 
 -- outdated: those that were not started in time
-SELECT seq, id, status, fence, attempts, deliveries, excused FROM ergon_jobs
+SELECT seq, id, status, fence, attempts, deliveries, excused, queue FROM ergon_jobs
 WHERE stage > 1 AND expires_at IS NOT NULL AND expires_at <= ? ORDER BY expires_at LIMIT ?;
 
 -- count_due: by executor and queue, with the oldest

@@ -14,6 +14,22 @@ WHERE stage = 2 AND executor > ? AND executor < ? ORDER BY executor LIMIT 1;
 SELECT queue FROM ergon_jobs
 WHERE stage = 2 AND executor = ? AND queue > ? ORDER BY queue LIMIT 1;
 
+-- next_open_queue: the same without paused ones, of which there may be very many
+WITH RECURSIVE walk (name) AS (
+    SELECT (
+        SELECT queue FROM ergon_jobs
+        WHERE stage = 2 AND executor = ?1 AND queue > ?2 ORDER BY queue LIMIT 1
+    )
+    UNION ALL
+    SELECT (
+        SELECT queue FROM ergon_jobs
+        WHERE stage = 2 AND executor = ?1 AND queue > walk.name ORDER BY queue LIMIT 1
+    ) FROM walk CROSS JOIN ergon_queues AS q WHERE q.name = walk.name AND q.is_paused <> 0
+)
+SELECT name FROM (SELECT max(name) AS name FROM walk) AS last
+WHERE name IS NOT NULL
+    AND NOT EXISTS (SELECT 1 FROM ergon_queues AS q WHERE q.name = last.name AND q.is_paused <> 0);
+
 -- has_lane: whether a queue has due jobs for an executor
 SELECT 1 FROM ergon_jobs WHERE stage = 2 AND executor = ? AND queue = ? LIMIT 1;
 

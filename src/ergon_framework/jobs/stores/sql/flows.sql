@@ -47,10 +47,10 @@ WHERE seq = ?6 AND id = ?7 AND fence = ?8 AND stage = 1;
 -- released: a step that came back waits at no join any more; a signal is waited for anew
 UPDATE ergon_jobs SET join_id = NULL, expires_at = CASE WHEN signal IS NOT NULL THEN ?1 + wait END
 WHERE seq = ?2
-RETURNING seq, id, status, fence, attempts, deliveries, excused, result;
+RETURNING seq, id, status, fence, attempts, deliveries, excused, queue, result;
 
 -- position: what is needed to settle a step
-SELECT seq, id, status, fence, attempts, deliveries, excused FROM ergon_jobs WHERE seq = ?;
+SELECT seq, id, status, fence, attempts, deliveries, excused, queue FROM ergon_jobs WHERE seq = ?;
 
 -- insert_step: a new step
 INSERT INTO ergon_jobs (
@@ -85,13 +85,13 @@ FROM ergon_flows WHERE id IN (SELECT value FROM json_each(?));
 -- flows: the newest
 SELECT
     id, on_failure, status, unfinished, completed, failed, cancelled, uncounted, keep, purge_at,
-    name, created_at, changed_at, plan
+    name, created_at, changed_at, plan, seq
 FROM ergon_flows WHERE seq < ? ORDER BY seq DESC LIMIT ?;
 
 -- flows_in: the newest of one status
 SELECT
     id, on_failure, status, unfinished, completed, failed, cancelled, uncounted, keep, purge_at,
-    name, created_at, changed_at, plan
+    name, created_at, changed_at, plan, seq
 FROM ergon_flows WHERE status = ? AND seq < ? ORDER BY seq DESC LIMIT ?;
 
 -- insert_flow: a new one
@@ -144,15 +144,15 @@ WHERE seq IN (
 RETURNING CASE WHEN signal IS NOT NULL AND result IS NOT NULL THEN seq END;
 
 -- signalled: steps whose signal came before they were released; their numbers come as a JSON list
-SELECT seq, id, status, fence, attempts, deliveries, excused, result FROM ergon_jobs
+SELECT seq, id, status, fence, attempts, deliveries, excused, queue, result FROM ergon_jobs
 WHERE seq IN (SELECT value FROM json_each(?)) ORDER BY seq;
 
 -- waiting: steps that have not ended and do not run
-SELECT seq, id, status, fence, attempts, deliveries, excused FROM ergon_jobs
+SELECT seq, id, status, fence, attempts, deliveries, excused, queue FROM ergon_jobs
 WHERE flow_id IS NOT NULL AND flow_id = ? AND seq > ? AND stage > 1 ORDER BY seq LIMIT ?;
 
 -- ended_badly: steps that failed or were cancelled
-SELECT seq, id, status, fence, attempts, deliveries, excused, why, feeds FROM ergon_jobs
+SELECT seq, id, status, fence, attempts, deliveries, excused, queue, why, feeds FROM ergon_jobs
 WHERE flow_id IS NOT NULL AND flow_id = ? AND seq > ? AND stage = 0
     AND status IN ('failed', 'cancelled')
 ORDER BY seq LIMIT ?;
@@ -161,14 +161,14 @@ ORDER BY seq LIMIT ?;
 UPDATE ergon_jobs SET feeds = ? WHERE seq = ?;
 
 -- predecessors: the jobs of these ids, which come as a JSON list
-SELECT seq, id, status, flow_id, feeds FROM ergon_jobs
+SELECT seq, id, status, flow_id, feeds, why FROM ergon_jobs
 WHERE id IN (SELECT value FROM json_each(?)) AND status <> 'unreadable' ORDER BY seq;
 
 -- adopt: a job is a step from now on
 UPDATE ergon_jobs SET flow_id = ?, feeds = ?, purge_at = NULL WHERE seq = ?;
 
 -- signals: the steps that wait for a signal or will, each with its limit and with what is kept for it
-SELECT seq, id, status, fence, attempts, deliveries, excused, stage = 6, expires_at, result
+SELECT seq, id, status, fence, attempts, deliveries, excused, queue, stage = 6, expires_at, result
 FROM ergon_jobs
 WHERE signal IS NOT NULL AND flow_id = ? AND signal = ? AND stage IN (5, 6) ORDER BY seq;
 
@@ -189,7 +189,7 @@ SELECT target, kind, after FROM ergon_flow_work WHERE target = ?;
 SELECT 1 FROM ergon_flow_work WHERE kind = 'cancel' LIMIT 1;
 
 -- stopped: of these jobs, whose numbers come as a JSON list, the steps of flows that stop
-SELECT seq, id, status, fence, attempts, deliveries, excused FROM ergon_jobs
+SELECT seq, id, status, fence, attempts, deliveries, excused, queue FROM ergon_jobs
 WHERE seq IN (SELECT value FROM json_each(?)) AND +flow_id IN (
     SELECT target FROM ergon_flow_work WHERE kind = 'cancel'
 );

@@ -30,11 +30,11 @@ SELECT args, kwargs FROM ergon_job_payloads WHERE seq = ?;
 SELECT 1 FROM ergon_jobs WHERE id = ?;
 
 -- key_holder: who holds a unique key until it ends
-SELECT seq, id, status, fence, attempts, deliveries, excused
+SELECT seq, id, status, fence, attempts, deliveries, excused, queue
 FROM ergon_jobs WHERE unique_key = ? AND stage > 0;
 
 -- key_taker: who took a unique key last, of the others, and how long it holds the key
-SELECT seq, id, status, fence, attempts, deliveries, excused, states, until
+SELECT seq, id, status, fence, attempts, deliveries, excused, queue, states, until
 FROM ergon_job_keys JOIN ergon_jobs ON seq = job
 WHERE key = ? AND status <> 'unreadable';
 

@@ -199,6 +199,7 @@ class SqliteClaim:
         self._refused = 0
         self._next_at: list[float] = []
         self._is_any_stopping = is_any_stopping
+        self._open_after: dict[tuple[str, str], str | None] = {}  # lane: the next open queue
 
     def run(self) -> ClaimResult:
         """Take what the worker can take, and see what is left."""
@@ -212,6 +213,8 @@ class SqliteClaim:
                 plan.record(pick.share, taken, is_spent=taken < pick.most)
         self._gates.save()
         self._keys.save()
+        if self._outdated or self._is_any_stopping:  # an end may let jobs of its limit key go
+            self._open_after.clear()
         is_more = self._request.wants_more and self._is_more()
         expires_at, wakes_at = self._cursor.execute(_SQL["first_expiry"]).fetchone()
         if wakes_at is not None:
@@ -298,6 +301,25 @@ class SqliteClaim:
         while row := self._cursor.execute(statement, (named, queue)).fetchone():
             queue = row[0]
             yield queue
+            if self._gates[queue].is_paused:
+                found = self._next_open(named, queue)
+                if found is None:
+                    return
+                queue = found
+                if self._has_lane(named, queue):
+                    yield queue
+
+    def _next_open(self, named: str, queue: str) -> str | None:
+        """The first queue after a paused one that is not; it may have no due jobs any more.
+
+        Behind a paused queue there may be very many others, and the file is locked meanwhile: one
+        statement walks past them, and only once in a claim, which makes no other job due.
+        """
+        place = named, queue
+        if place not in self._open_after:
+            row = self._cursor.execute(_SQL["next_open_queue"], place).fetchone()
+            self._open_after[place] = None if row is None else row[0]
+        return self._open_after[place]
 
     def _has_lane(self, named: str, queue: str) -> bool:
         return self._cursor.execute(_SQL["has_lane"], (named, queue)).fetchone() is not None
@@ -470,7 +492,7 @@ class SqliteClaim:
         )
         for seq in admission.outdated:
             _, fence, job_id, *_ = row = by_seq[seq]
-            self._tx.end_outdated((seq, job_id, row[_STATUS], fence, *row[7:10]))
+            self._tx.end_outdated((seq, job_id, row[_STATUS], fence, *row[7:10], queue))
         if admission.blocked:
             self._tx.block(admission.blocked)
             if own is not None:

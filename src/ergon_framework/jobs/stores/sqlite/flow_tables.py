@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from ergon_framework.core.flow import FlowState, FlowStatus, OnFailure
 from ergon_framework.core.job import JobStatus
+from ergon_framework.core.retention import JobRetention
 from ergon_framework.jobs.stores.documents import feeds_from, text_of
 from ergon_framework.jobs.stores.flow_settlement import (
     EarlySignal,
@@ -28,7 +29,7 @@ from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.errors import is_moved_away
 
 _SQL = load(SQL, "flows.sql")
-_POSITION = 7
+_POSITION = 8
 """Columns of a ``JobPosition``."""
 
 
@@ -37,6 +38,7 @@ class StepTransaction(Protocol):
 
     cursor: sqlite3.Cursor
     now: float
+    retention: JobRetention
     is_work: bool
 
     def apply(self, settlement: Settlement) -> bool:
@@ -57,6 +59,11 @@ class SqliteFlowTables:
     def at(self) -> float:
         """The instant of the transaction."""
         return self._tx.now
+
+    @property
+    def retention(self) -> JobRetention:
+        """How long jobs are kept that end in the transaction."""
+        return self._tx.retention
 
     def get_flow(self, flow_id: str) -> FlowRow | None:
         """A flow; there is one writer at a time."""
@@ -146,8 +153,8 @@ class SqliteFlowTables:
         """The jobs of these ids."""
         rows = self._cursor.execute(_SQL["predecessors"], (text_of(ids),)).fetchall()
         return [
-            Predecessor(seq, job_id, JobStatus(status), flow_id, feeds_from(feeds or "[]"))
-            for seq, job_id, status, flow_id, feeds in rows
+            Predecessor(seq, job_id, JobStatus(status), flow_id, feeds_from(feeds or "[]"), why)
+            for seq, job_id, status, flow_id, feeds, why in rows
         ]
 
     def adopt(self, key: int, flow_id: str, feeds: Sequence[str]) -> None:

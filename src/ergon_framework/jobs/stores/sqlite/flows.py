@@ -9,6 +9,7 @@ from typing import Any
 from ergon_framework.core.flow import FlowEvent, FlowStatus
 from ergon_framework.jobs.stores.documents import text_of
 from ergon_framework.jobs.stores.flow_settlement import is_as_read
+from ergon_framework.jobs.stores.pages import ABOVE_ALL, flow_page
 from ergon_framework.jobs.stores.sqlite.flow_tables import flow_row, purge_flow
 from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.jobs.stores.sqlite.transactions import SqliteTransactions
@@ -16,10 +17,9 @@ from ergon_framework.jobs.stores.sqlite.transitions import SqliteTransitions
 from ergon_framework.ports.flow import Flow, Join, NewFlow, SignalOutcome
 from ergon_framework.ports.jobstore import EnqueueResult, NewJob
 from ergon_framework.storage.sql_files import load
-from ergon_framework.storage.sqlite.external_transaction import Joinable, joined
+from ergon_framework.storage.sqlite.external_transaction import SqliteJoinable, joined
 
 _SQL = load(SQL, "flows.sql")
-_END = 2**63 - 1
 IDS_PER_QUERY = 10_000
 
 
@@ -35,12 +35,12 @@ class SqliteFlows:
         return [EnqueueResult(step.id, True) for step in steps]
 
     def add_in(
-        self, connection: Joinable, flow: NewFlow, steps: Sequence[NewJob]
+        self, connection: SqliteJoinable, flow: NewFlow, steps: Sequence[NewJob]
     ) -> list[EnqueueResult]:
         """The same in the caller's own transaction on the same file, which the caller commits."""
         lock = load(SQL, "jobs.sql")["lock"]
         with joined(connection, self._transactions.path, lock) as cursor:
-            tx = SqliteTransitions(cursor, self._transactions.now())
+            tx = SqliteTransitions(cursor, self._transactions.now(), self._transactions.retention)
             tx.flows.add(flow, steps)
             tx.finish()
         return [EnqueueResult(step.id, True) for step in steps]
@@ -52,19 +52,26 @@ class SqliteFlows:
 
     def search(self, statuses: Sequence[FlowStatus], limit: int) -> list[Flow]:
         """Flows in one of these states, or in any; the newest first."""
+        return self.page(statuses, limit)[0]
+
+    def page(
+        self, statuses: Sequence[FlowStatus], limit: int, below: int | None = None
+    ) -> tuple[list[Flow], int | None]:
+        """A page of them, and below which place the next one begins; None: there are no more."""
+        end, most = ABOVE_ALL if below is None else below, limit + 1
 
         def work(cursor: sqlite3.Cursor) -> list[tuple[Any, ...]]:
             if not statuses:
-                return cursor.execute(_SQL["flows"], (_END, limit)).fetchall()
+                return cursor.execute(_SQL["flows"], (end, most)).fetchall()
             statement = _SQL["flows_in"]
             return [
                 row
                 for status in statuses
-                for row in cursor.execute(statement, (status.value, _END, limit)).fetchall()
+                for row in cursor.execute(statement, (status.value, end, most)).fetchall()
             ]
 
-        found = [flow_row(row).flow() for row in self._transactions.read(work)]
-        return sorted(found, key=lambda flow: flow.created_at, reverse=True)[:limit]
+        rows = self._transactions.read(work)
+        return flow_page([(row[-1], flow_row(row[:-1]).flow()) for row in rows], limit)
 
     def joins(self, flow_id: str) -> list[Join]:
         """The joins of a flow, in the order of adding."""

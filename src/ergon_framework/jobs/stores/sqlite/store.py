@@ -12,6 +12,7 @@ import msgspec
 
 from ergon_framework.core.claim import DEFAULT_BOUNDS, ClaimBounds, ClaimRequest
 from ergon_framework.core.job import JobStatus
+from ergon_framework.core.retention import JobRetention
 from ergon_framework.jobs.stores.documents import Reader, earliest, queue_of, text_of
 from ergon_framework.jobs.stores.sqlite.admin import (
     count_jobs,
@@ -80,7 +81,7 @@ from ergon_framework.ports.jobstore import (
     WorkerRecord,
 )
 from ergon_framework.storage.sql_files import load
-from ergon_framework.storage.sqlite.external_transaction import Joinable, is_locked_by, joined
+from ergon_framework.storage.sqlite.external_transaction import SqliteJoinable, is_locked_by, joined
 from ergon_framework.storage.urls import option_for
 
 if TYPE_CHECKING:
@@ -124,6 +125,15 @@ class SqliteJobStore:
         return SqliteJobRecords(self.transactions, self)
 
     @property
+    def retention(self) -> JobRetention:
+        """How long jobs are kept that the store ends by itself."""
+        return self.transactions.retention
+
+    @retention.setter
+    def retention(self, retention: JobRetention) -> None:
+        self.transactions.retention = retention
+
+    @property
     def flows(self) -> SqliteFlows:
         """The flows of the store."""
         return SqliteFlows(self.transactions)
@@ -161,7 +171,7 @@ class SqliteJobStore:
             return []
         return self.transactions.write(lambda tx: add_jobs(tx, jobs), "add", is_work=True)
 
-    def add_in(self, connection: Joinable, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+    def add_in(self, connection: SqliteJoinable, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """Add jobs in the caller's own transaction on the same file, which the caller commits.
 
         ``connection`` is one of sqlite3, or a connection or session of SQLAlchemy with sqlite3
@@ -169,12 +179,12 @@ class SqliteJobStore:
         their next look; :meth:`announce`, called after the commit, wakes them at once.
         """
         with joined(connection, self.path, _SQL["lock"]) as cursor:
-            tx = SqliteTransitions(cursor, self.now())
+            tx = SqliteTransitions(cursor, self.now(), self.retention)
             added = add_jobs(tx, jobs) if jobs else []
             tx.finish()  # it may have replaced a step
             return added
 
-    def is_locked_by(self, connection: Joinable) -> bool:
+    def is_locked_by(self, connection: SqliteJoinable) -> bool:
         """Whether that connection's open transaction holds the file's one write lock.
 
         The thread that has it cannot store anything over another connection: it would wait for
@@ -438,6 +448,10 @@ class SqliteJobStore:
 
         # A heartbeat that a power cut takes back is told again within seconds.
         self.transactions.write(work, "desk", is_synced=False)
+
+    def check_tables(self) -> None:
+        """Raise ``StoreError`` unless the file has all tables of jobs."""
+        self.transactions.check_tables()
 
     def workers(self) -> list[WorkerRecord]:
         """The workers that reported themselves, by id."""

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ergon_framework.core.retention import STANDARD
 from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_rows, page_of
 from ergon_framework.jobs.stores.sqlite.transitions import SqliteTransitions
 from ergon_framework.jobs.stores.transitions import AFTER, BEFORE
@@ -52,6 +53,7 @@ class SqliteTransactions:
         self._clock = clock
         self.is_read_only = read_only
         self.guard: WriteGuard[SqliteTransitions] = WriteGuard()
+        self.retention = STANDARD
         self._looks_again_at = 0.0
 
     @property
@@ -70,6 +72,10 @@ class SqliteTransactions:
     def announce(self) -> None:
         """Wake the workers: for callers that added jobs in a transaction of their own."""
         self.notifier.notify(_WORK)
+
+    def check_tables(self) -> None:
+        """Refuse a file that lacks tables of ours."""
+        self.database.read(lambda connection: SCHEMA.check(connection, self.path))
 
     def maintain(self) -> bool:
         """Shorten the write-ahead log if it is long; whether that was done."""
@@ -93,7 +99,7 @@ class SqliteTransactions:
         def whole(connection: sqlite3.Connection) -> tuple[T, bool, bool]:
             cursor = connection.cursor()
             try:  # without `closing`, which costs an enqueue more than the cursor itself
-                tx = SqliteTransitions(cursor, self._clock())
+                tx = SqliteTransitions(cursor, self._clock(), self.retention)
                 # In the transaction itself: between a check before it and the write, a move could
                 # shut the store.
                 if self.guard.check is not None:

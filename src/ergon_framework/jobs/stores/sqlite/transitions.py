@@ -17,6 +17,7 @@ from typing import Any
 from ergon_framework.core.claim import waits_for_token
 from ergon_framework.core.flow import StepEnded
 from ergon_framework.core.job import JobStatus, Transition
+from ergon_framework.core.retention import STANDARD, JobRetention
 from ergon_framework.core.unique import OnDuplicate, extended, is_held
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.documents import (
@@ -79,11 +80,17 @@ MAX_SINGLE_STEPS = 4
 class SqliteTransitions:
     """The transitions of one transaction."""
 
-    __slots__ = ("_flows", "_is_any_blocked", "_steps", "cursor", "is_done", "is_work", "now")
+    __slots__ = (
+        *("_flows", "_is_any_blocked", "_steps", "cursor", "is_done", "is_work", "now"),
+        "retention",
+    )
 
-    def __init__(self, cursor: sqlite3.Cursor, now: float) -> None:
+    def __init__(
+        self, cursor: sqlite3.Cursor, now: float, retention: JobRetention = STANDARD
+    ) -> None:
         self.cursor = cursor
         self.now = now
+        self.retention = retention
         # Notifications wait for the commit: a worker woken before it would find nothing.
         self.is_work = False  # something may have become claimable
         self.is_done = False  # something has ended
@@ -130,7 +137,9 @@ class SqliteTransitions:
             was_applied = self._apply_step(settlement)
         if not was_applied and may_be_cancelled(settlement):
             request = self.cancel_request(settlement)
-            return request is not None and self.apply(cancel_running(settlement, request))
+            return request is not None and self.apply(
+                cancel_running(settlement, request, self.retention)
+            )
         if was_applied:
             is_final = is_usual or settlement.transition.status.is_final
             self.is_done |= is_final
@@ -192,7 +201,7 @@ class SqliteTransitions:
             return False
         if self.flows.is_stopping(flow_id):
             position = self.cursor.execute(_FLOWS["position"], (settlement.key,)).fetchone()
-            self.apply(cancel_step(position, self.now))
+            self.apply(cancel_step(position, self.now, self.retention))
         return True
 
     def _end_step(self, settlement: Settlement, flow_id: str, feeds: str) -> bool:
@@ -310,7 +319,7 @@ class SqliteTransitions:
         """Cancel those of these jobs that are steps of flows which stop; answers which."""
         found = self.cursor.execute(_FLOWS["stopped"], (text_of(seqs),)).fetchall()
         for position in found:
-            self.apply(cancel_step(position, self.now))
+            self.apply(cancel_step(position, self.now, self.retention))
         return {position[0] for position in found}
 
     def still_due(self, seqs: Sequence[int]) -> set[int]:
@@ -333,11 +342,11 @@ class SqliteTransitions:
 
     def end_outdated(self, row: JobPosition) -> None:
         """Dead-letter a job that was not started before its expiry."""
-        self.apply(expire(row, self.now))
+        self.apply(expire(row, self.now, self.retention))
 
     def replace(self, row: JobPosition) -> None:
         """Cancel a job for another one with its unique key."""
-        self.apply(cancel_replaced(row, self.now))
+        self.apply(cancel_replaced(row, self.now, self.retention))
 
     def extend(self, seq: int, job: NewJob) -> None:
         """Let a job that waits do so until the due time of another, with its arguments."""

@@ -34,7 +34,7 @@ from ergon_framework.providers.stores.database import (
     prune_rows,
     truncated,
 )
-from ergon_framework.providers.stores.key_claims import (
+from ergon_framework.providers.stores.roll_ups import (
     MINUTE,
     LaneChanges,
     first_minute,

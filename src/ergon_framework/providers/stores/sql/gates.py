@@ -60,7 +60,7 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Detail).decode
 
 
-class LaneTables:
+class GateTables:
     """Circuits, cooldowns and quota windows of lanes."""
 
     def __init__(self, database: ProviderDatabase) -> None:
@@ -162,6 +162,8 @@ class LaneTables:
             }
             return _open_or_refuse(cursor, {**values, **more}, window)
 
+        # Not synced: every call reserves. A power cut can give the units of the last moment back,
+        # the death of a process cannot.
         return database.write("reserve", work, is_synced=False)
 
     def refund(self, key: LaneKey, window: QuotaWindow, units: int) -> None:

@@ -28,7 +28,7 @@ from ergon_framework.ports.providerstore import (
 )
 from ergon_framework.providers.stores.database import ProviderDatabase
 from ergon_framework.providers.stores.sql.attempts import MAX_REMEMBERED_LANES, AttemptTables
-from ergon_framework.providers.stores.sql.gates import LaneTables
+from ergon_framework.providers.stores.sql.gates import GateTables
 from ergon_framework.providers.stores.sql.keys_and_dead_letters import DeadLetterTable, KeyTable
 
 
@@ -43,7 +43,7 @@ class SqlProviderStore:
         self.database = database
         self.now = database.now
         """The database's clock, which all processes share."""
-        self.lane_tables = LaneTables(database)
+        self.gate_tables = GateTables(database)
         self.attempt_tables = AttemptTables(database, max_remembered_lanes=max_remembered_lanes)
         self.key_table = KeyTable(database)
         self.letter_table = DeadLetterTable(database)
@@ -72,29 +72,29 @@ class SqlProviderStore:
 
     def lane_state(self, key: LaneKey) -> LaneState:
         """The state of a lane; a fresh one when the lane was never written."""
-        return self.lane_tables.lane_state(key)
+        return self.gate_tables.lane_state(key)
 
     def compare_and_set(
         self, key: LaneKey, version: int, breaker: Breaker, *, failed: LaneFailure | None = None
     ) -> bool:
         """Write the circuit if the lane's version is still ``version``; whether it was."""
-        return self.lane_tables.compare_and_set(key, version, breaker, failed=failed)
+        return self.gate_tables.compare_and_set(key, version, breaker, failed=failed)
 
     def extend_cooldown(self, key: LaneKey, until: float) -> float:
         """Let no call pass before ``until``; returns the end that holds, which may be later."""
-        return self.lane_tables.extend_cooldown(key, until)
+        return self.gate_tables.extend_cooldown(key, until)
 
     def shorten_cooldown(self, key: LaneKey, known: float, until: float) -> bool:
         """Let calls pass from ``until`` on if the pause still ends at ``known``; whether it did."""
-        return self.lane_tables.shorten_cooldown(key, known, until)
+        return self.gate_tables.shorten_cooldown(key, known, until)
 
     def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
         """Take ``units`` of a window's budget, atomically, or none."""
-        return self.lane_tables.reserve(key, window, limit, units)
+        return self.gate_tables.reserve(key, window, limit, units)
 
     def refund(self, key: LaneKey, window: QuotaWindow, units: int) -> None:
         """Give ``units`` back to the window they were taken from; never below nothing used."""
-        self.lane_tables.refund(key, window, units)
+        self.gate_tables.refund(key, window, units)
 
     # -- attempts ------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class SqlProviderStore:
         count = self.attempt_tables.prune(before, limit)
         count += self.key_table.prune(before if keys_before is None else keys_before, limit - count)
         count += self.letter_table.prune(before, limit - count)
-        return count + self.lane_tables.prune(before, limit - count)
+        return count + self.gate_tables.prune(before, limit - count)
 
     # -- idempotency keys ----------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The conformance kit for executors: checks that any command can be put to.
 
-``exercise`` runs the checks; ``harness`` is the process under test with its lines, ``subject`` the
-executor as the checks see it. The checks stand by subject: ``first_request``, ``outcomes``,
+``exercise`` runs the checks; ``harness`` is the process under test with its lines, ``under_test``
+the executor as the checks see it. The checks stand by subject: ``first_request``, ``outcomes``,
 ``requests``, ``malformed``, ``handlers``, ``lifecycle``.
 """
 

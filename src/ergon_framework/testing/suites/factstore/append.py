@@ -7,11 +7,11 @@ from dataclasses import replace
 from ergon_framework.ports.factstore import (
     OUTBOUND,
     Appended,
+    AppendOutcome,
     CapacityExceeded,
     Conflict,
     LedgerEntry,
     MissingReference,
-    Outcome,
     Reference,
     StoredObject,
 )
@@ -152,7 +152,7 @@ def clock_may_go_back(s: FactStoreSubject) -> None:
     same(s.ids(), ["a", "b", "c"], "order in the log")
 
 
-def _conflict(answer: Outcome) -> Conflict:
+def _conflict(answer: AppendOutcome) -> Conflict:
     return answer if isinstance(answer, Conflict) else fail(f"no conflict, but {answer!r:.200}")
 
 

@@ -7,7 +7,13 @@ from functools import partial
 from itertools import chain
 
 from ergon_framework.errors import ConsumerHeldError, ObjectConflictError, StoreError
-from ergon_framework.ports.factstore import OUTBOUND, Appended, CapacityExceeded, Conflict, Outcome
+from ergon_framework.ports.factstore import (
+    OUTBOUND,
+    Appended,
+    AppendOutcome,
+    CapacityExceeded,
+    Conflict,
+)
 from ergon_framework.testing.suites.factstore.under_test import (
     PLENTY,
     FactStoreSubject,
@@ -161,10 +167,10 @@ def truncation_among_appends(s: FactStoreSubject) -> None:
 @check()
 def appending_soon(s: FactStoreSubject) -> None:
     """An append that is not waited for is answered later, with the same outcomes."""
-    answers: list[list[Outcome] | BaseException] = []
+    answers: list[list[AppendOutcome] | BaseException] = []
     answered = threading.Semaphore(0)
 
-    def done(answer: list[Outcome] | BaseException) -> None:
+    def done(answer: list[AppendOutcome] | BaseException) -> None:
         answers.append(answer)
         answered.release()
 
@@ -183,7 +189,7 @@ def answer_of_appending_soon_is_true(s: FactStoreSubject) -> None:
     seen: list[object] = []
     answered = threading.Event()
 
-    def done(answer: list[Outcome] | BaseException) -> None:
+    def done(answer: list[AppendOutcome] | BaseException) -> None:
         seen.append(answer)
         seen.append(s.store.find("plant-a", "a") is not None)
         answered.set()
@@ -199,7 +205,7 @@ def many_appends_soon(s: FactStoreSubject) -> None:
     told: list[tuple[str, int]] = []
     answered = threading.Semaphore(0)
 
-    def done(message_id: str, answer: list[Outcome] | BaseException) -> None:
+    def done(message_id: str, answer: list[AppendOutcome] | BaseException) -> None:
         if isinstance(answer, list) and isinstance(answer[0], Appended):
             told.append((message_id, answer[0].offset))
         answered.release()
@@ -219,10 +225,10 @@ def many_appends_soon(s: FactStoreSubject) -> None:
 @check()
 def closed_store_answers_an_append_soon(s: FactStoreSubject) -> None:
     """A closed store says so, by raising or by answering with the error; it is not silent."""
-    answers: list[list[Outcome] | BaseException] = []
+    answers: list[list[AppendOutcome] | BaseException] = []
     answered = threading.Event()
 
-    def done(answer: list[Outcome] | BaseException) -> None:
+    def done(answer: list[AppendOutcome] | BaseException) -> None:
         answers.append(answer)
         answered.set()
 

@@ -11,6 +11,7 @@ from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import (
     OUTBOUND,
     Appended,
+    AppendOutcome,
     ConsumerInfo,
     FactStore,
     Fetched,
@@ -18,7 +19,6 @@ from ergon_framework.ports.factstore import (
     Link,
     LogPage,
     NewFact,
-    Outcome,
     Quarantined,
     Reference,
     StoredFact,
@@ -81,7 +81,7 @@ class FactStoreSubject(StoreSubject[FactStore]):
 
     # ---- putting in -----------------------------------------------------------------------------
 
-    def append(self, *facts: NewFact, log: str = OUTBOUND, **options: Any) -> list[Outcome]:
+    def append(self, *facts: NewFact, log: str = OUTBOUND, **options: Any) -> list[AppendOutcome]:
         """Append in one call; as many outcomes as facts."""
         outcomes = self.store.append(log, facts, **options)
         same(len(outcomes), len(facts), "outcomes")
@@ -92,7 +92,7 @@ class FactStoreSubject(StoreSubject[FactStore]):
         outcomes = self.append(*(new(each, **fields) for each in ids), log=log)
         return [added(each) for each in outcomes]
 
-    def one(self, fact: NewFact, log: str = OUTBOUND, **options: Any) -> Outcome:
+    def one(self, fact: NewFact, log: str = OUTBOUND, **options: Any) -> AppendOutcome:
         """Append one fact."""
         return self.append(fact, log=log, **options)[0]
 
@@ -112,7 +112,7 @@ class FactStoreSubject(StoreSubject[FactStore]):
 
     def receive(
         self, *facts: NewFact, peer: str = PEER, gaps: Sequence[Gap] = (), **fields: Any
-    ) -> list[Outcome]:
+    ) -> list[AppendOutcome]:
         """What a puller would hand over, with a link that has come so far."""
         reached = [fact.source_offset or 0 for fact in facts] + [gap.last for gap in gaps]
         link = replace(Link(peer, "e1", max(reached, default=0)), **fields)
@@ -207,7 +207,7 @@ def sent(message_id: str, source_offset: int, **fields: Any) -> NewFact:
     return new(message_id, source_offset=source_offset, **(zones | fields))
 
 
-def added(answer: Outcome) -> int:
+def added(answer: AppendOutcome) -> int:
     """The offset of a fact that must have been stored just now."""
     if not isinstance(answer, Appended) or answer.is_duplicate:
         return fail(f"a new fact got {answer!r:.200}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ergon_framework.core.job import CancelRequested, Event
+from ergon_framework.core.job import CancelRequested, JobEvent
 from ergon_framework.ports.jobstore import ClaimedJob
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import Check, expect, register
@@ -228,7 +228,7 @@ def key_counts_across_queues(s: JobStoreSubject) -> None:
     same(len(s.claim(9)), 1, "after the first has ended")
 
 
-def _frees(s: JobStoreSubject, seen: Event) -> None:
+def _frees(s: JobStoreSubject, seen: JobEvent) -> None:
     s.put("a", "b", limit_key="k")
     leased = s.claim(9)[0]
     same((leased.id, s.ids(9)), ("a", []), "at first")

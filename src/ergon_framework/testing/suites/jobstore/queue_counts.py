@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ergon_framework.core.job import CancelRequested, Event
+from ergon_framework.core.job import CancelRequested, JobEvent
 from ergon_framework.ports.jobstore import Queue
 from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.jobstore.under_test import (
@@ -36,7 +36,7 @@ def _fill(s: JobStoreSubject) -> None:
     s.claim(1, queues=("limited",))  # finds that the other has to wait
     s.store.set_queue("set", max_active=3)
     s.put(*(f"m{n}" for n in range(6)), queue="mixed", priority=5)
-    endings: dict[str, Event] = {"m0": SUCCEEDED, "m1": FAILS_ONCE, "m2": FAILS_FOR_GOOD}
+    endings: dict[str, JobEvent] = {"m0": SUCCEEDED, "m1": FAILS_ONCE, "m2": FAILS_FOR_GOOD}
     for job_id, seen in endings.items():
         s.must(s.take(job_id, queues=("mixed",)), seen)
     s.must(s.get("m3"), CancelRequested())

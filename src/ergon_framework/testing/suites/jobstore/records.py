@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ergon_framework.core.flow import CancelFlow, RetryFlow
+from ergon_framework.core.flow import CancelFlow, FlowStatus, RetryFlow
 from ergon_framework.core.job import CancelRequested, JobStatus
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_client import flows_of
@@ -548,3 +548,29 @@ def _add_flow(s: JobStoreSubject, flow_id: str, draft: Draft) -> None:
         )
     )
     flows_of(s.store).add(flow, steps)
+
+
+@check(NEEDS, "flows")
+def flows_are_read_in_pages(s: JobStoreSubject) -> None:
+    """Each flow is on one page, the newest first, also where one goes between two pages."""
+    client = JobClient(store=s.store)
+    for flow_id in "abcdef":
+        _add_flow(s, flow_id, client.chain("one", "two"))
+    flows = flows_of(s.store)
+    for flow_id in "ace":
+        flows.apply(flow_id, CancelFlow())
+        while flows.sweep(flow_id):
+            pass
+    for statuses in ((), (FlowStatus.RUNNING, FlowStatus.CANCELLED)):
+        first, place = flows.page(statuses, 4)
+        same([each.id for each in first], list("fedc"), "the newest")
+        last, end = flows.page(statuses, 4, place)
+        same(([each.id for each in last], end), (list("ba"), None), "the last page")
+    some, place = flows.page([FlowStatus.CANCELLED], 2)
+    same([each.id for each in some], ["e", "c"], "those of one state")
+    flows.purge("c")
+    s.store.prune(100)
+    same(flows.find("c"), None, "a flow that was purged")
+    some, place = flows.page([FlowStatus.CANCELLED], 2, place)
+    same(([each.id for each in some], place), (["a"], None), "behind one that is gone")
+    same(flows.page((), 6)[1], None, "a page that ends with the list")

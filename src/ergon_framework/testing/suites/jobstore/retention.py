@@ -7,15 +7,18 @@ import msgspec
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.flow import FlowStatus, RetryFlow
 from ergon_framework.core.job import CancelRequested, Failed, JobStatus, RequeueRequested
+from ergon_framework.core.retention import JobRetention, KeptFor
+from ergon_framework.core.unique import OnDuplicate
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.flow_client import EnqueuedFlow, flows_of
 from ergon_framework.ports.flow import Flow, step_id
-from ergon_framework.ports.jobstore import Job, Search
+from ergon_framework.ports.jobstore import CancelRequest, Job, Search
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import Check, expect, fail, register
 from ergon_framework.testing.suites.jobstore.under_test import (
     DAY,
     FAILS_FOR_GOOD,
+    RELEASED,
     SUCCEEDED,
     JobStoreSubject,
     ids_of,
@@ -162,6 +165,79 @@ def flow_that_was_retried_is_not_deleted(s: JobStoreSubject) -> None:
     same(found and found.status, FlowStatus.COMPLETED, "the flow")
     expect(not flows.delete(_ripe_flow(s, flow), 10), "more is left of it")
     same(flows.find(flow), None, "the flow, when it was read again")
+
+
+# ---- what a store ends by itself ----------------------------------------------------------------
+
+OWN = JobRetention(KeptFor(1.0, 70.0, 8.0), {"q": KeptFor(1.0, 7.0, 0.5)})
+
+
+def _kept(s: JobStoreSubject, job_id: str) -> tuple[JobStatus, float | None]:
+    """How a job ended, and for how long it is kept."""
+    job = s.get(job_id)
+    if job.finished_at is None or job.purge_at is None:
+        return job.status, None
+    return job.status, round(job.purge_at - job.finished_at, 3)
+
+
+@check()
+def expired_jobs_are_kept_as_settings_say(s: JobStoreSubject) -> None:
+    """Whether a claim meets them or a sweep; of their queue, or of all."""
+    s.store.retention = OWN
+    s.put("met", "swept", expires_at=START + 5.0)
+    s.put("met in q", "swept in q", queue="q", expires_at=START + 5.0)
+    s.put("met of a key", expires_at=START + 5.0, limit_key="k")
+    s.clock.forward(6.0)
+    same(s.claim(5, queues=("default",)), [], "claimed")
+    s.store.prune(100)
+    for name in ("met", "swept", "met of a key"):
+        same(_kept(s, name), (JobStatus.FAILED, 70.0), name)
+    for name in ("met in q", "swept in q"):
+        same(_kept(s, name), (JobStatus.FAILED, 7.0), name)
+
+
+@check()
+def replaced_jobs_are_kept_as_settings_say(s: JobStoreSubject) -> None:
+    """They are cancelled for another job with their unique key."""
+    s.store.retention = OWN
+    s.put("old", unique_key="k")
+    s.put("old in q", queue="q", unique_key="l")
+    s.put("new", unique_key="k", on_duplicate=OnDuplicate.REPLACE)
+    s.put("newer", unique_key="l", on_duplicate=OnDuplicate.REPLACE)
+    same(_kept(s, "old"), (JobStatus.CANCELLED, 8.0), "the first")
+    same(_kept(s, "old in q"), (JobStatus.CANCELLED, 0.5), "the one of a queue")
+
+
+@check()
+def jobs_cancelled_while_they_run_are_kept_as_settings_say(s: JobStoreSubject) -> None:
+    """Their holder gives them back, and has not seen the request."""
+    s.store.retention = OWN
+    s.put("a", queue="q")
+    s.put("b")
+    for _ in range(2):
+        [job] = s.claim(1)
+        s.store.request_cancel(s.get(job.id), CancelRequest(at="2026-01-01T00:00:00Z"))
+        expect(s.settle(job, RELEASED, queue=job.queue), f"{job.id} was not given back")
+    same(_kept(s, "a"), (JobStatus.CANCELLED, 0.5), "the one of a queue")
+    same(_kept(s, "b"), (JobStatus.CANCELLED, 8.0), "the other")
+
+
+@check("flows")
+def flows_that_stop_are_kept_as_settings_say(s: JobStoreSubject) -> None:
+    """As long as the step that is kept longest, of those that the store cancelled."""
+    s.store.retention = OWN
+    client, flows = JobClient(store=s.store), flows_of(s.store)
+    stopped = {
+        client.chain("a", {"handler": "b", "queue": queue}).enqueue(): keep
+        for queue, keep in (("default", 8.0), ("q", 2.0))
+    }
+    for flow, keep in stopped.items():
+        s.ended(step_id(flow, 1), FAILS_FOR_GOOD, keep=2.0)
+        s.store.prune(100)
+        found = flows.find(flow)
+        expect(found is not None and found.purge_at is not None, "it does not go")
+        if found is not None and found.purge_at is not None:
+            same(round(found.purge_at - found.changed_at, 3), keep, "how long it is kept")
 
 
 # ---- erasing ------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import (
     CancelRequested,
     Discarded,
-    Event,
     Failed,
     HeldBack,
+    JobEvent,
     JobStatus,
     LeaseExpired,
     ProcessDied,
@@ -167,7 +167,7 @@ def history_is_in_order(s: JobStoreSubject) -> None:
     """Each move adds its entry at the end of the job's history, as it was given."""
     s.put("a")
     entries = [b'{"n":1,"text":"\xe2\x80\xa8"}', b'{ "n" : 2 }', b'{"n":3}']
-    ends: tuple[Event, ...] = (RELEASED, FAILS_ONCE, SUCCEEDED)
+    ends: tuple[JobEvent, ...] = (RELEASED, FAILS_ONCE, SUCCEEDED)
     for entry, seen in zip(entries, ends, strict=True):
         s.must(s.take("a"), seen, entry=entry)
         s.clock.forward(WAIT)

@@ -11,8 +11,8 @@ from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import (
     JOB_RETRIES,
-    Event,
     Failed,
+    JobEvent,
     JobRule,
     JobSnapshot,
     JobStatus,
@@ -137,7 +137,7 @@ class JobStoreSubject(StoreSubject[FullJobStore]):
 
     # ---- moving ---------------------------------------------------------------------------------
 
-    def told(self, job: ClaimedJob | Job, seen: Event, **changes: Any) -> Settlement:
+    def told(self, job: ClaimedJob | Job, seen: JobEvent, **changes: Any) -> Settlement:
         """What a worker, a rescuer or an operator makes of what it saw."""
         self._settled += 1
         entry = b'{"event":"seen","n":%d}' % self._settled
@@ -149,18 +149,18 @@ class JobStoreSubject(StoreSubject[FullJobStore]):
         }
         return Settlement(key=job.key, id=job.id, fence=job.fence, **(fields | changes))
 
-    def settle(self, job: ClaimedJob | Job, seen: Event, **changes: Any) -> bool:
+    def settle(self, job: ClaimedJob | Job, seen: JobEvent, **changes: Any) -> bool:
         """Tell the store what was seen of one job; whether it was applied."""
         applied, _ = self.store.settle_and_claim([self.told(job, seen, **changes)], None)
         expect(len(applied) == 1, f"one settlement got {len(applied)} answers")
         return applied[0]
 
-    def must(self, job: ClaimedJob | Job, seen: Event, **changes: Any) -> Job:
+    def must(self, job: ClaimedJob | Job, seen: JobEvent, **changes: Any) -> Job:
         """The same, where it has to be applied; the job afterwards."""
         expect(self.settle(job, seen, **changes), f"{type(seen).__name__} was not applied")
         return self.get(job.id)
 
-    def ended(self, job_id: str, seen: Event = SUCCEEDED, **changes: Any) -> Job:
+    def ended(self, job_id: str, seen: JobEvent = SUCCEEDED, **changes: Any) -> Job:
         """Claim this job, which must be the next, and bring it to that end."""
         return self.must(self.take(job_id), seen, **changes)
 

@@ -15,8 +15,8 @@ from ergon_framework.testing.suites.stores import StoreSubject
 KIB, MIB = 1 << 10, 1 << 20
 HOUR = 3600.0
 
-Clock: TypeAlias = Callable[[], float]
-MakeStore: TypeAlias = Callable[[Clock], ObjectStore]
+WallClock: TypeAlias = Callable[[], float]
+MakeStore: TypeAlias = Callable[[WallClock], ObjectStore]
 Reopen: TypeAlias = Callable[[ObjectStore], ObjectStore]
 Damage: TypeAlias = Callable[[ObjectStore, bytes, bytes], None]
 

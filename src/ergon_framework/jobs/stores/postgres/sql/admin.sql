@@ -218,7 +218,7 @@ SELECT d.* FROM groups AS g CROSS JOIN LATERAL (
 ) AS d LIMIT %(limit)s;
 
 -- outdated: those that were not started in time; nobody moves them before this transaction ends
-SELECT seq, id, status, fence, attempts, deliveries, excused, {now} FROM ergon_jobs
+SELECT seq, id, status, fence, attempts, deliveries, excused, queue, {now} FROM ergon_jobs
 WHERE stage > 1 AND expires_at IS NOT NULL AND expires_at <= {now}
 ORDER BY expires_at LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED;
 

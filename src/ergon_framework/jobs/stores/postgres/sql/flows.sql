@@ -15,8 +15,8 @@ ORDER BY id FOR NO KEY UPDATE;
 -- lock_steps: these jobs, each of which nobody else changes until this transaction ends; in the order
 -- of their numbers, as every transaction that changes several jobs does
 SELECT
-    j.seq, j.id, j.status, j.fence, j.attempts, j.deliveries, j.excused, j.stage, j.flow_id, j.feeds,
-    j.join_id, j.signal, CASE WHEN j.signal IS NOT NULL THEN j.result END,
+    j.seq, j.id, j.status, j.fence, j.attempts, j.deliveries, j.excused, j.queue, j.stage,
+    j.flow_id, j.feeds, j.join_id, j.signal, CASE WHEN j.signal IS NOT NULL THEN j.result END,
     coalesce(j.unique_key, {waiting_key}),
     j.stage = 0 AND (
         EXISTS (
@@ -120,13 +120,13 @@ SELECT {flow_columns}
 FROM ergon_flows WHERE id = %(id)s FOR NO KEY UPDATE;
 
 -- flows: the newest
-SELECT {flow_columns}
-FROM ergon_flows ORDER BY seq DESC LIMIT %(limit)s;
+SELECT {flow_columns}, seq
+FROM ergon_flows WHERE seq < %(below)s ORDER BY seq DESC LIMIT %(limit)s;
 
 -- flows_in: the newest of each of these statuses
 SELECT f.* FROM unnest(%(statuses)s::text[]) AS s (status) CROSS JOIN LATERAL (
-    SELECT {flow_columns}
-    FROM ergon_flows WHERE status = s.status ORDER BY seq DESC LIMIT %(limit)s
+    SELECT {flow_columns}, seq
+    FROM ergon_flows WHERE status = s.status AND seq < %(below)s ORDER BY seq DESC LIMIT %(limit)s
 ) AS f;
 
 -- insert_flow: a new one
@@ -196,17 +196,17 @@ WHERE j.ctid = ANY(ARRAY(
         ORDER BY join_id, seq LIMIT %(limit)s FOR NO KEY UPDATE
     ) AS s LIMIT %(limit)s
 ))
-RETURNING j.seq, j.id, j.status, j.fence, j.attempts, j.deliveries, j.excused, j.signal,
+RETURNING j.seq, j.id, j.status, j.fence, j.attempts, j.deliveries, j.excused, j.queue, j.signal,
     CASE WHEN j.signal IS NOT NULL THEN j.result END;
 
 -- waiting: steps that have not ended and do not run; nobody claims them until this transaction ends
-SELECT seq, id, status, fence, attempts, deliveries, excused FROM ergon_jobs
+SELECT seq, id, status, fence, attempts, deliveries, excused, queue FROM ergon_jobs
 WHERE flow_id IS NOT NULL AND (flow_id, seq) > (%(flow_id)s, %(after)s) AND flow_id <= %(flow_id)s
     AND stage > 1
 ORDER BY flow_id, seq LIMIT %(limit)s FOR NO KEY UPDATE;
 
 -- ended_badly: steps that failed or were cancelled
-SELECT seq, id, status, fence, attempts, deliveries, excused, why, feeds FROM ergon_jobs
+SELECT seq, id, status, fence, attempts, deliveries, excused, queue, why, feeds FROM ergon_jobs
 WHERE flow_id IS NOT NULL AND (flow_id, seq) > (%(flow_id)s, %(after)s) AND flow_id <= %(flow_id)s
     AND stage = 0 AND status IN ('failed', 'cancelled')
 ORDER BY flow_id, seq LIMIT %(limit)s;
@@ -215,7 +215,7 @@ ORDER BY flow_id, seq LIMIT %(limit)s;
 UPDATE ergon_jobs SET feeds = %(feeds)s WHERE seq = %(seq)s;
 
 -- predecessors: the jobs of these ids; nobody else changes them until this transaction ends
-SELECT seq, id, status, flow_id, feeds FROM ergon_jobs
+SELECT seq, id, status, flow_id, feeds, why FROM ergon_jobs
 WHERE seq = ANY(ARRAY(SELECT j.seq FROM ergon_jobs AS j WHERE j.id = ANY(%(ids)s::text[])))
     AND status <> 'unreadable'
 ORDER BY seq FOR NO KEY UPDATE;
@@ -225,7 +225,7 @@ UPDATE ergon_jobs SET flow_id = %(flow_id)s, feeds = %(feeds)s, purge_at = NULL
 WHERE seq = %(seq)s;
 
 -- signals: the steps that wait for a signal or will, each with its limit and with what is kept for it
-SELECT seq, id, status, fence, attempts, deliveries, excused, stage = 6, expires_at, result
+SELECT seq, id, status, fence, attempts, deliveries, excused, queue, stage = 6, expires_at, result
 FROM ergon_jobs
 WHERE stage > 4 AND signal IS NOT NULL
     AND (flow_id, signal, seq) > (%(flow_id)s, %(name)s, 0)

@@ -47,26 +47,26 @@ JOIN ergon_jobs AS j ON j.id = l.id;
 SELECT id FROM ergon_jobs WHERE id = ANY(%(ids)s::text[]);
 
 -- key_holders: who holds these unique keys
-SELECT unique_key, seq, id, status, fence, attempts, deliveries, excused, {now}
+SELECT unique_key, seq, id, status, fence, attempts, deliveries, excused, queue, {now}
 FROM ergon_jobs
 WHERE unique_key = ANY(%(keys)s::text[]) AND unique_key IS NOT NULL AND stage > 0;
 
 -- lock_holders: the same, and nobody moves them before this transaction ends
-SELECT unique_key, seq, id, status, fence, attempts, deliveries, excused, {now}
+SELECT unique_key, seq, id, status, fence, attempts, deliveries, excused, queue, {now}
 FROM ergon_jobs
 WHERE unique_key = ANY(%(keys)s::text[]) AND unique_key IS NOT NULL AND stage > 0
 ORDER BY unique_key FOR NO KEY UPDATE;
 
 -- key_takers: who took these unique keys last, of jobs with a rule, and how long each holds its key
 SELECT
-    k.key, j.seq, j.id, j.status, j.fence, j.attempts, j.deliveries, j.excused, {now},
+    k.key, j.seq, j.id, j.status, j.fence, j.attempts, j.deliveries, j.excused, j.queue, {now},
     k.states, k.until
 FROM ergon_job_keys AS k JOIN ergon_jobs AS j ON j.seq = k.job
 WHERE k.key = ANY(%(keys)s::text[]) AND j.status <> 'unreadable';
 
 -- lock_takers: the same, and nobody moves them before this transaction ends
 SELECT
-    k.key, j.seq, j.id, j.status, j.fence, j.attempts, j.deliveries, j.excused, {now},
+    k.key, j.seq, j.id, j.status, j.fence, j.attempts, j.deliveries, j.excused, j.queue, {now},
     k.states, k.until
 FROM ergon_job_keys AS k JOIN ergon_jobs AS j ON j.seq = k.job
 WHERE k.key = ANY(%(keys)s::text[]) AND j.status <> 'unreadable'

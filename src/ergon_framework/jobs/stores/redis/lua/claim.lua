@@ -21,6 +21,8 @@ local fence -- of the latest claim
 local refused = 0
 local read = {} -- by lane: how many of its entries were dealt with
 local running = {} -- by limit key
+local open_set -- the lanes to look into
+local number_closed = 0 -- lanes of paused queues that were met
 
 local function soon(instant) next_at = min(next_at, instant) end
 
@@ -43,18 +45,74 @@ local function is_served(queue)
   return (not ask.queues or ask.queues[queue]) and is_open(queue)
 end
 
+-- Set the lanes of paused queues apart. Done for all of them once; from then on with each lane.
+local function set_apart()
+  call("DEL", OPEN_LANES, CLOSED_LANES)
+  local from = "-"
+  while from do
+    local some = call("ZRANGEBYLEX", LANES, from, "+", "LIMIT", 0, MOST_ARGS)
+    local queues, open, closed = {}, {}, {}
+    for n, lane in ipairs(some) do
+      local _, queue = name_in(lane)
+      queues[n] = queue
+    end
+    know_gates(queues)
+    for n, lane in ipairs(some) do
+      local set = gate_of(queues[n]).is_paused and closed or open
+      set[#set + 1] = 0
+      set[#set + 1] = lane
+    end
+    many("ZADD", OPEN_LANES, open)
+    many("ZADD", CLOSED_LANES, closed)
+    from = #some == MOST_ARGS and "(" .. some[#some]
+  end
+  if call("EXISTS", CLOSED_LANES) == 0 then call("DEL", OPEN_LANES) end
+end
+
+-- The set of lanes to look into: without those of paused queues, once a claim has met very many. Both sets
+-- together are all lanes, unless a program of an earlier version, which does not know them, has changed some.
+local function open_lanes()
+  if open_set then return open_set end
+  open_set = LANES
+  if has_gates then
+    local closed = call("ZCARD", CLOSED_LANES)
+    if closed > 0 and closed + call("ZCARD", OPEN_LANES) ~= call("ZCARD", LANES) then
+      set_apart()
+      closed = call("ZCARD", CLOSED_LANES)
+    end
+    if closed > 0 then open_set = OPEN_LANES end
+  end
+  return open_set
+end
+
 -- The queues with due jobs that name an executor, from after one up to another, as Redis has them.
 local function listed(found, executor, from, to)
   local start = #named(executor) + 1
-  local offset = 0
   while #found < MOST_LANES do
-    local some = call("ZRANGEBYLEX", LANES, from, to, "LIMIT", offset, MOST_LANES)
-    for _, lane in ipairs(some) do
-      local queue = sub(lane, start)
-      if #found < MOST_LANES and is_open(queue) then found[#found + 1] = queue end
+    local set = open_lanes()
+    local some = call("ZRANGEBYLEX", set, from, to, "LIMIT", 0, MOST_LANES)
+    local queues, closed = {}, {}
+    for n, lane in ipairs(some) do queues[n] = sub(lane, start) end
+    know_gates(queues)
+    for n, queue in ipairs(queues) do
+      if gate_of(queue).is_paused then
+        closed[#closed + 1] = some[n]
+      elseif #found < MOST_LANES and is_open(queue) then
+        found[#found + 1] = queue
+      end
+    end
+    if #some > 0 then from = "(" .. some[#some] end
+    if set == LANES then
+      number_closed = number_closed + #closed
+      if number_closed > MOST_CLOSED then
+        set_apart()
+        open_set = nil
+      end
+    else
+      for _, lane in ipairs(closed) do call("ZADD", CLOSED_LANES, 0, lane) end
+      many("ZREM", OPEN_LANES, closed)
     end
     if #some < MOST_LANES then break end
-    offset = offset + MOST_LANES
   end
 end
 
@@ -541,7 +599,7 @@ return function(words)
   save_gates()
   if has_gates then soon(of_keys().save() or FOREVER) end
   if #claimed > 0 then call("SET", LAST_FENCE, string.format("%.0f", fence)) end
-  read = {}
+  read, open_set = {}, nil
   look_ahead()
   return ask.asks_more and is_more()
 end

@@ -11,7 +11,7 @@ local byte, char, gsub, match, sub = string.byte, string.char, string.gsub, stri
 local pack, unpack_from, concat = struct.pack, struct.unpack, table.concat
 
 local args, channel = cmsgpack.unpack(ARGV[1]), ARGV[2]
-local function blob(n) return n and ARGV[2 + n] end -- what is no text follows, and is told by number
+local function blob(n) return n and ARGV[3 + n] end -- what is no text follows, and is told by number
 local now = args[1]
 if not now then
   local time = call("TIME")

@@ -65,7 +65,7 @@ for n, new in ipairs(args[2]) do
     0, 0, seq, limit, priority, now, #queue, #executor, 0, #limit_key
   ) .. queue .. executor .. limit_key
   bodies[2 * n - 1] = id
-  bodies[2 * n] = ARGV[2 + body]
+  bodies[2 * n] = ARGV[3 + body]
   order[2 * n - 1] = seq
   order[2 * n] = id
   local tag = pack(">I8", seq) .. id
@@ -97,6 +97,13 @@ local function many(command, key, words)
   end
 end
 
+-- The same as in ``rows.lua``.
+local function list_lane(lane)
+  if call("ZADD", LANES, 0, lane) == 1 and call("EXISTS", CLOSED_LANES) == 1 then
+    call("ZADD", OPEN_LANES, 0, lane)
+  end
+end
+
 many("HSET", JOB, rows)
 many("HSET", BODY, bodies)
 many("ZADD", ALL, order)
@@ -107,14 +114,14 @@ for lane, words in pairs(sets) do
     many("ZADD", EXPIRING, words)
   else
     many("ZADD", DUE .. lane, words)
-    call("ZADD", LANES, 0, lane)
+    list_lane(lane)
   end
 end
 for _, each in ipairs(in_turn) do
   local lane, key = each[1], each[2]
   call("ZADD", DUE_OF_KEY .. #key .. ":" .. key .. ":" .. lane, each[3], each[4])
   call("ZADD", DUE_KEYS .. lane, 0, key)
-  call("ZADD", LANES, 0, lane)
+  list_lane(lane)
 end
 for queue, number in pairs(queues) do call("HINCRBY", COUNTS, PENDING .. ":" .. queue, number) end
 call("PUBLISH", ARGV[2] .. "work", "")

@@ -48,6 +48,20 @@ end
 
 for _, group in ipairs(call("ZRANGE", ASIDE, 0, most - 1)) do freed[(name_in(group))] = 1 end
 wake_freed()
+-- A program of an earlier version resumes a queue without a word about its lanes: some are looked at each time.
+local closed = call("ZCARD", CLOSED_LANES)
+if closed > 0 then
+  local first = floor(now / 30) % math.ceil(closed / MOST_ARGS) * MOST_ARGS
+  for _, lane in ipairs(call("ZRANGE", CLOSED_LANES, first, first + MOST_ARGS - 1)) do
+    local _, queue = name_in(lane)
+    if not gate_of(queue).is_paused then
+      call("ZADD", OPEN_LANES, 0, lane)
+      call("ZREM", CLOSED_LANES, lane)
+      is_work = true
+    end
+  end
+  if call("EXISTS", CLOSED_LANES) == 0 then call("DEL", OPEN_LANES) end
+end
 many("ZREM", KEY_BUCKETS, call("ZRANGEBYSCORE", KEY_BUCKETS, "-inf", now, "LIMIT", 0, most))
 notify()
 

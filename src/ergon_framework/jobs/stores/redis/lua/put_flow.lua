@@ -12,6 +12,8 @@ for n, id in ipairs(after) do
   if has(job, IS_STEP) then
     local place = flows().place_of(id)
     if not place or place[FLOW_ID] ~= flow_id then return {"conflict"} end
+  elseif job[STATUS] == CANCELLED and job[WHY] == EDITED then
+    return {"conflict"} -- since the client looked, which now finds what it became
   end
   found[n] = job
 end

@@ -232,6 +232,20 @@ local function write_labels()
   end
 end
 
+-- A lane is there from now on or no more. Where those of paused queues stand apart, it is taken for open: a
+-- claim that meets it finds out.
+local function list_lane(lane, is_there)
+  if is_there then
+    if call("ZADD", LANES, 0, lane) == 1 and call("EXISTS", CLOSED_LANES) == 1 then
+      call("ZADD", OPEN_LANES, 0, lane)
+    end
+  elseif call("ZREM", LANES, lane) == 1 and call("EXISTS", CLOSED_LANES) == 1 then
+    call("ZREM", OPEN_LANES, lane)
+    call("ZREM", CLOSED_LANES, lane)
+    if call("EXISTS", CLOSED_LANES) == 0 then call("DEL", OPEN_LANES) end
+  end
+end
+
 -- A lane has due jobs of its own, or limit keys that have some: those are listed first.
 local function list_lanes()
   local due = {}
@@ -245,11 +259,7 @@ local function list_lanes()
     end
   end
   for key, lane in pairs(due) do
-    if call("EXISTS", key) == 1 or call("EXISTS", DUE_KEYS .. lane) == 1 then
-      call("ZADD", LANES, 0, lane)
-    else
-      call("ZREM", LANES, lane)
-    end
+    list_lane(lane, call("EXISTS", key) == 1 or call("EXISTS", DUE_KEYS .. lane) == 1)
   end
 end
 

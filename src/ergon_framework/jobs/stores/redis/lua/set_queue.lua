@@ -34,6 +34,18 @@ if args[5] then
   for _, group in ipairs(call("ZRANGE", ASIDE, 0, args[5] - 1)) do freed[(name_in(group))] = 1 end
   wake_freed()
 end
+if call("EXISTS", CLOSED_LANES) == 1 and not gate_of(queue).is_paused then
+  local from = "-"
+  while true do -- once for each executor
+    local lane = call("ZRANGEBYLEX", CLOSED_LANES, from, "+", "LIMIT", 0, 1)[1]
+    if not lane then break end
+    local executor = name_in(lane)
+    local own = lane_of(executor, queue)
+    if call("ZREM", CLOSED_LANES, own) == 1 then call("ZADD", OPEN_LANES, 0, own) end
+    from = "(" .. sub(named(executor), 1, -2) .. ";"
+  end
+  if call("EXISTS", CLOSED_LANES) == 0 then call("DEL", OPEN_LANES) end
+end
 is_work = true
 notify()
 return 1

@@ -272,10 +272,17 @@ local function open_book()
     return pack(">I4I4B", #entry, 0, result and 1 or 0) .. entry .. (result or "")
   end
 
+  local spans -- how long cancelled jobs are kept: of all queues, and of those that have their own
+
+  local function kept_for(job)
+    spans = spans or cmsgpack.unpack(ARGV[3])
+    return spans[2][job[QUEUE]] or spans[1]
+  end
+
   local function cancel(job)
     if not book.may_move(job, CANCELLED) then return end
     local tale = tale_for(job, "cancelled", "cancelled", job[ATTEMPTS], CANCELLED_BY_FLOW)
-    move(job, CANCELLED, job[ATTEMPTS], job[EXCUSED], 0, CANCELLED_KEPT, CANCELLED_BY_FLOW, tale)
+    move(job, CANCELLED, job[ATTEMPTS], job[EXCUSED], 0, kept_for(job), CANCELLED_BY_FLOW, tale)
   end
   book.cancel = cancel
 

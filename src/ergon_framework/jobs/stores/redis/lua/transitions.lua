@@ -8,18 +8,14 @@ local OPEN = {}
 local titles = {} -- under which the jobs of a status and a queue are counted
 local ends = {} -- by how long jobs are kept: when they are purged
 
-local function gate_of(queue)
-  local gate = gates[queue]
-  if gate then return gate end
-  if has_gates == nil then has_gates = call("EXISTS", QUEUES) == 1 end
-  local found = has_gates and call("HGET", QUEUES, queue)
+local function gate_from(queue, found)
   if not found then
     gates[queue] = OPEN
     return OPEN
   end
   local is_read, settings = pcall(cmsgpack.unpack, found)
   if not is_read or type(settings) ~= "table" then settings = {true} end -- what limits it is unknown
-  gate = settings
+  local gate = settings
   gate = {
     is_paused = gate[1], most = gate[2], rate = gate[3], burst = gate[4], full_at = gate[5],
     key_most = gate[6], key_rate = gate[7], key_burst = gate[8],
@@ -27,6 +23,23 @@ local function gate_of(queue)
   }
   gates[queue] = gate
   return gate
+end
+
+local function gate_of(queue)
+  local gate = gates[queue]
+  if gate then return gate end
+  if has_gates == nil then has_gates = call("EXISTS", QUEUES) == 1 end
+  return gate_from(queue, has_gates and call("HGET", QUEUES, queue))
+end
+
+-- Read the settings of many queues at once.
+local function know_gates(queues)
+  if has_gates == nil then has_gates = call("EXISTS", QUEUES) == 1 end
+  if not has_gates or #queues == 0 then return end
+  local found = call("HMGET", QUEUES, unpack(queues))
+  for n, queue in ipairs(queues) do
+    if not gates[queue] then gate_from(queue, found[n]) end
+  end
 end
 
 local function limits_keys(gate) return gate.key_most or gate.key_rate end
