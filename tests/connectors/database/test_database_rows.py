@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from ergon_framework.connector.database import DatabaseConnector, RowTakenError
+from ergon_framework.connector.database import DatabaseConnector
 from ergon_framework.errors import ConfigurationError, ConnectorError
 from ergon_framework.ports.transaction import Transaction
 from tests.connectors.database.tables import EFFECTS, ORDERS, effects, engine_of, insert
@@ -151,19 +151,6 @@ def test_the_effect_and_the_end_are_one_commit(store: Store) -> None:
             raise AssertionError
     with store.connector() as connector:
         assert drained(connector) == []
-
-
-def test_two_processes_have_one_effect(store: Store) -> None:
-    """Two that read as the same consumer by mistake: the second one cannot commit."""
-    store.insert(1)
-    with store.connector() as one, store.connector() as two:
-        (first,), (second,) = one.fetch_transactions(1), two.fetch_transactions(1)
-        with one.transaction(first) as connection:
-            connection.execute(EFFECTS.insert().values(order_id=1))
-        with pytest.raises(RowTakenError), two.transaction(second) as connection:
-            connection.execute(EFFECTS.insert().values(order_id=1))
-        assert effects(store.engine) == [1]
-        assert two.fetch_transactions(1) == []
 
 
 def test_what_failed_for_good_is_kept_with_its_reason(store: Store) -> None:

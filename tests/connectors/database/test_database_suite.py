@@ -60,6 +60,12 @@ def put_malformed(connector: Addressed) -> None:
     engine.dispose()
 
 
+def crashed(connector: Addressed, how: dict[str, Any]) -> Addressed:
+    """Another one after it: of a process that lives, the lease has to be let go of."""
+    connector.close()  # nothing is given back by it
+    return opened(connector.address, how)
+
+
 def run_suite(make: object, how: dict[str, Any]) -> SuiteReport:
     """The whole suite with what a table has; another process finds what the first one left."""
     return exercise_connector(
@@ -71,7 +77,7 @@ def run_suite(make: object, how: dict[str, Any]) -> SuiteReport:
         carries=(),
         shape=(json.dumps, json.loads),
         faults=ConnectorFaults(
-            crash=lambda first: opened(first.address, how), put_malformed=put_malformed
+            crash=lambda first: crashed(first, how), put_malformed=put_malformed
         ),
         skip=["unserialisable_payload_is_refused"],  # rows are written by others
         patience=20,

@@ -12,7 +12,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from ergon_framework.connector import from_url
 from ergon_framework.connector.broker.connection import BrokerUnavailableError
-from ergon_framework.connector.mqtt import MqttConnector
+from ergon_framework.connector.mqtt import MqttConnector, MqttConnectorError
 from ergon_framework.errors import ConfigurationError, PayloadError
 from ergon_framework.ports.transaction import Transaction
 from tests.connectors.in_colour import COLOURS, driven
@@ -188,3 +188,61 @@ def test_a_session_that_is_taken_over_at_once_is_a_hint(
         until(lambda: not first.connector.health(), "the loss")
         first("fetch", 1)
     assert f"no other process has the client_id 'twice-{colour}'" in caplog.text
+
+
+@pytest.mark.slow
+@both_colours
+def test_what_the_broker_refuses_is_bad_health_with_a_remedy(
+    colour: str, own_mosquitto: Mosquitto
+) -> None:
+    """For a target and for dead letters alike, until the like of it is taken."""
+    own_mosquitto.allow("topic read shop/#", "topic write shop/in/#")
+    own_mosquitto.start()
+    url = own_mosquitto.url("shop/in/orders")
+    source = MqttConnector(url, client_id="one", publish_to="shop/out", retain=True, wait=0.1)
+    with driven(colour, source) as orders, driven(colour, MqttConnector(url)) as sender:
+        orders("fetch", 1)
+        sender("dispatch", [Transaction("o1", 1)])
+        (order,) = orders.take()
+        assert source.health()
+        for verb, given in (
+            ("dispatch", ([Transaction("t1", 1)],)),
+            ("nack", (order, ValueError("no"))),
+        ):
+            with pytest.raises(MqttConnectorError, match="refuses a message") as caught:
+                orders(verb, *given)
+            assert "allow the user to write" in (caught.value.remedy or "")
+            assert not source.health()
+        seen = [each for each in source.observe() if each.is_grave]
+        assert len(seen) == 2
+        assert all("allow the user to write" in each.remedy for each in seen)
+        own_mosquitto.allow("topic readwrite #")
+        own_mosquitto.reload()
+        until(lambda: not _is_refused(orders, order), "an access list that is read anew")
+        assert not source.health(), "nothing was published to the target yet"
+        orders("dispatch", [Transaction("t1", 1)])
+        assert source.health()
+
+
+def _is_refused(orders: Any, order: Any) -> bool:
+    try:
+        orders("nack", order, ValueError("no"))
+    except (MqttConnectorError, BrokerUnavailableError):
+        return True  # mosquitto hangs up after twenty refusals of one connection
+    return False
+
+
+@pytest.mark.slow
+def test_the_doctor_finds_dead_letters_that_the_broker_refuses(own_mosquitto: Mosquitto) -> None:
+    """In a process of its own, which has refused nothing yet; it leaves nothing there."""
+    own_mosquitto.allow("topic readwrite shop/#")
+    own_mosquitto.start()
+    with MqttConnector(own_mosquitto.url("shop/+/orders"), client_id="one") as connector:
+        (found,) = (each for each in connector.observe() if each.is_grave)
+        assert "ergon-dead-letters/shop/any/orders" in found.found
+        assert "allow the user to write" in found.remedy
+    own_mosquitto.allow("topic readwrite #")
+    own_mosquitto.reload()
+    with MqttConnector(own_mosquitto.url("shop/+/orders"), client_id="one") as connector:
+        until(lambda: not [each for each in connector.observe() if each.is_grave], "no refusal")
+    assert retained(own_mosquitto, "ergon-dead-letters/#") == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 from ergon_framework.connector.broker.connection import BrokerUnavailableError
 from ergon_framework.connector.broker.leases import DeliveryExpiredError
 from ergon_framework.connector.nats import NatsConnector
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreUnavailableError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.storage.nats.client import is_about
@@ -24,6 +25,7 @@ from tests import fork_server
 from tests.boundary.node.cables import Cable
 from tests.connectors import diary_consumer
 from tests.connectors.diary_consumer import consuming, consuming_in, noted
+from tests.connectors.in_colour import driven
 from tests.connectors.nats.streams import Streams
 from tests.servers.nats import NatsServer
 from tests.waiting import until
@@ -219,6 +221,40 @@ def test_a_server_that_dies_is_waited_for(
     connector.close()
 
 
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_delivery_that_a_killed_server_has_forgotten_is_given_up_at_once(
+    own_nats: NatsServer, colour: str
+) -> None:
+    """It answers no outcome of what it does not know to have delivered, and delivers it again."""
+    own_nats.start()
+    streams = Streams(own_nats.url())
+    stream = streams.make()
+    made = NatsConnector(**options(own_nats.url(is_monitored=False), stream, ack_wait=30.0))
+    with driven(colour, made) as orders:
+        orders("dispatch", some(1))
+        (order,) = orders.take()
+        own_nats.kill()
+        # What a killed server had not written yet.
+        (state,) = own_nats.folder.rglob("obs/billing/o.dat")
+        state.unlink()
+        own_nats.start()
+        began = SYSTEM_CLOCK.now()
+
+        def is_forgotten() -> bool:
+            with suppress(StoreUnavailableError, BrokerUnavailableError):
+                with pytest.raises(DeliveryExpiredError, match="has forgotten"):
+                    orders("ack", order)
+                return True
+            return False
+
+        until(is_forgotten, "an answer")
+        assert SYSTEM_CLOCK.now() - began < 8
+        (again,) = orders.take()
+        orders("ack", again)
+        assert unsettled(streams, stream) == 0
+    streams.close()
+
+
 def test_settling_while_the_server_is_away_says_so(
     streams: Streams, nats_server: NatsServer
 ) -> None:
@@ -299,9 +335,8 @@ def test_permissions_that_are_taken_away_are_named(own_nats: NatsServer) -> None
         first, second = connector.fetch_transactions(2)
         allow_all_but('"$JS.ACK.>"')
 
-        with pytest.raises(
-            StoreUnavailableError, match=r'violation for publish to "\$js.ack'
-        ) as told:
+        refused = (StoreUnavailableError, BrokerUnavailableError)
+        with pytest.raises(refused, match=r'violation for publish to "\$js.ack') as told:
             connector.ack(first)
         assert "permissions of the user" in told.value.remedy
         assert not connector.health()
@@ -316,6 +351,89 @@ def test_permissions_that_are_taken_away_are_named(own_nats: NatsServer) -> None
         connector.ack(later)
         assert connector.health()
     operator.close()
+
+
+@pytest.mark.req("X19")
+def test_work_whose_end_cannot_be_told_is_not_begun(own_nats: NatsServer) -> None:
+    """It would be repeated for ever. The doctor names the right; when it is back, work goes on."""
+    own_nats.configure(more=USERS.format(denied='"$JS.ACK.>"'))
+    own_nats.start()
+    operator = Streams(own_nats.url(user="boss:x"))
+    stream = operator.make()
+    given = options(own_nats.url(user="app:x"), stream, ack_wait=1.0)
+    with NatsConnector(**given) as connector, ThreadPoolExecutor(1) as pool:
+        fetching = pool.submit(connector.fetch_transactions, 1, wait=30.0)
+        until(lambda: not connector.health(), "a right that is missing")
+        with NatsConnector(**given) as sender:
+            with pytest.raises(BrokerUnavailableError, match=r'violation for publish to "\$js.ack'):
+                sender.open()
+            with pytest.raises(StoreUnavailableError, match=r'violation for publish to "\$js.ack'):
+                list(sender.observe())
+        own_nats.configure(more=USERS.format(denied=""))
+        own_nats.reload()
+        until(connector.health, "the right is there")
+        with NatsConnector(**given) as sender:
+            sender.dispatch_transactions(some(1))
+        (first,) = fetching.result(30)
+        connector.ack(first)
+        assert connector.health()
+    operator.close()
+
+
+@pytest.mark.req("X19")
+def test_a_user_who_may_hear_no_answers_is_told_so(own_nats: NatsServer) -> None:
+    """At once, at the start and when the right is taken away; then it goes on by itself."""
+    may_not_hear = USERS.replace("publish: {{", "subscribe: {{")
+    own_nats.configure(more=USERS.format(denied=""))
+    own_nats.start()
+    operator = Streams(own_nats.url(user="boss:x"))
+    given = options(own_nats.url(user="app:x"), operator.make(), ack_wait=30.0)
+    with NatsConnector(**given) as connector:
+        connector.dispatch_transactions(some(2))
+        (first,) = connector.fetch_transactions(1)
+        own_nats.configure(more=may_not_hear.format(denied='"_INBOX.>"'))
+        own_nats.reload()
+        until(lambda: is_forbidden(lambda: connector.ack(first)), "a right that is missing")
+        assert not connector.health()
+        began = SYSTEM_CLOCK.now()
+        with (
+            NatsConnector(**given) as other,
+            pytest.raises(BrokerUnavailableError, match="violation for subscription") as told,
+        ):
+            other.open()
+        assert SYSTEM_CLOCK.now() - began < 4, "it waited for an answer"
+        assert "subscribe to _INBOX.>" in (told.value.remedy or "")
+        own_nats.configure(more=USERS.format(denied=""))
+        own_nats.reload()
+        until(lambda: settled(connector, first), "the outcome")
+        (second,) = connector.fetch_transactions(1, wait=10.0)
+        connector.ack(second)
+        assert connector.health()
+    operator.close()
+
+
+def is_forbidden(call: Callable[[], object]) -> bool:
+    """Whether it was refused for want of a right to subscribe."""
+    try:
+        call()
+    except ErgonError as error:
+        return "violation for subscription" in str(error)
+    return False
+
+
+def test_a_subject_that_no_stream_takes_is_bad_health(streams: Streams) -> None:
+    """Until it takes a message; dead letters alike."""
+    given = options(streams.url, streams.make()) | {"subject": "nobody.hears", "wait": 0.1}
+    with NatsConnector(**given) as connector:
+        assert connector.fetch_transactions(1) == []
+        with pytest.raises(StoreUnavailableError, match="has no stream that takes"):
+            connector.dispatch_transactions(some(1))
+        assert connector.fetch_transactions(1) == []
+        assert not connector.health(), "the server is there, and refuses"
+        later = {"name": "LATER", "subjects": ["nobody.hears"]}
+        streams.ask("STREAM.CREATE.LATER", later)
+        connector.dispatch_transactions(some(1))
+        assert connector.health()
 
 
 @pytest.mark.parametrize(

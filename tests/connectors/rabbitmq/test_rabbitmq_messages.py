@@ -87,10 +87,13 @@ def test_dead_letters_go_to_an_exchange_of_the_users(
         (bad,) = orders.take()
         with pytest.raises(UnroutableError, match=exchange):
             orders("nack", bad, ValueError("unknown article"))
+        assert not orders.connector.health(), "the dead letters are refused"
+        assert [each.remedy for each in orders.connector.observe() if each.is_grave]
         with channel(rabbit_server) as through:
             through.queue_declare(f"{exchange}.all", durable=True)
             through.queue_bind(f"{exchange}.all", exchange, "#")
         orders("nack", bad, ValueError("unknown article"))
+        assert orders.connector.health()
         [(properties, _)] = messages(rabbit_server, f"{exchange}.all")
     assert "unknown article" in unquote(properties.headers["ergon-reason"])
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, TypedDict
 
 from ergon_framework.boundary.client.artifacts import getting, reference_of, saving
 from ergon_framework.boundary.client.consumer import ConsumerBase, FactConsumerOptions, warn_of_gap
-from ergon_framework.boundary.client.effects import RETRY_RULE, Effects
+from ergon_framework.boundary.client.effects import RETRY_RULE, ClientEffects
 from ergon_framework.boundary.client.options import ProducerBase, ProducerOptions
 from ergon_framework.boundary.facts.schema import ZONE
 from ergon_framework.boundary.model import Loss
@@ -22,7 +22,7 @@ from ergon_framework.connector.base import (
     refuse_extra,
     settling,
 )
-from ergon_framework.connector.boundary.link import BoundaryConnectorError, Node, NodeLink
+from ergon_framework.connector.boundary.link import BoundaryConnectorError, NodeLink, NodeOrUrl
 from ergon_framework.connector.boundary.publisher import FactPublisher
 from ergon_framework.connector.boundary.reader import Driver, FactReader
 from ergon_framework.connector.boundary.transactions import DeliveredFact, delivered
@@ -63,7 +63,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(
-    node: Node,
+    node: NodeOrUrl,
     consumer: str | None,
     zones: Zones,
     reading: FactConsumerOptions,
@@ -150,7 +150,7 @@ class BoundaryConnector:
     )
     def __init__(
         self,
-        node: Node,
+        node: NodeOrUrl,
         *,
         consumer: str | None = None,
         log: str | None = None,
@@ -372,13 +372,13 @@ class BoundaryConnector:
         """The asyncio twin of :meth:`save_object`."""
         return await self._link.run_async(self._saving(reference, path))
 
-    def _getting(self, reference: Reference | Mapping[str, Any]) -> Effects[bytes]:
+    def _getting(self, reference: Reference | Mapping[str, Any]) -> ClientEffects[bytes]:
         session = self._reading().reader.session
         return getting(reference_of(reference), session.rule, session.dice)
 
     def _saving(
         self, reference: Reference | Mapping[str, Any], path: str | PathLike[str]
-    ) -> Effects[Path]:
+    ) -> ClientEffects[Path]:
         session = self._reading().reader.session
         return saving(reference_of(reference), path, session.rule, session.dice)
 

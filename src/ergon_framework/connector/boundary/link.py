@@ -6,7 +6,7 @@ import inspect
 import threading
 from typing import Any, TypeAlias, TypeVar, cast
 
-from ergon_framework.boundary.client.effects import Effects, TaskRunner, ThreadRunner
+from ergon_framework.boundary.client.effects import ClientEffects, TaskRunner, ThreadRunner
 from ergon_framework.boundary.client.options import ProducerOptions, client_tls
 from ergon_framework.boundary.client.transport import AsyncTransport, Transport
 from ergon_framework.boundary.http.client import HttpTransport
@@ -29,13 +29,13 @@ class FactPassedError(BoundaryConnectorError):
 
 
 T = TypeVar("T")
-Node: TypeAlias = str | Transport | AsyncTransport
+NodeOrUrl: TypeAlias = str | Transport | AsyncTransport
 
 
 class NodeLink:
     """One node. A URL is connected to at the first use; a transport stays the caller's to close."""
 
-    def __init__(self, node: Node, files: ProducerOptions, connecting: dict[str, Any]) -> None:
+    def __init__(self, node: NodeOrUrl, files: ProducerOptions, connecting: dict[str, Any]) -> None:
         if not node:
             raise ConfigurationError(
                 "a BoundaryConnector needs a node",
@@ -70,11 +70,11 @@ class NodeLink:
             )
         return self._threads
 
-    def run(self, script: Effects[T]) -> T:
+    def run(self, script: ClientEffects[T]) -> T:
         """Do what the script says, in this thread."""
         return ThreadRunner(self.threads(), current_clock()).run(script)
 
-    async def run_async(self, script: Effects[T]) -> T:
+    async def run_async(self, script: ClientEffects[T]) -> T:
         """Do what the script says, in this task, which must not be cancelled meanwhile."""
         self.check()
         if self.tasks is None:

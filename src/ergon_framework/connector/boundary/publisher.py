@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ergon_framework.boundary.client.effects import Effects
+from ergon_framework.boundary.client.effects import ClientEffects
 from ergon_framework.boundary.client.options import ProducerBase
 from ergon_framework.boundary.client.outbox import Outbox
 from ergon_framework.boundary.client.producer import Producer
@@ -66,7 +66,7 @@ class FactPublisher:
             for each in transactions
         ]
 
-    def publish(self, messages: list[Message]) -> Effects[None]:
+    def publish(self, messages: list[Message]) -> ClientEffects[None]:
         """All of them in order: those without files some hundreds to a commit."""
         # Another attempt shall have the same envelopes, and with them the same trace.
         self._remember(messages)
@@ -79,7 +79,7 @@ class FactPublisher:
         for message in messages:
             self._traces.pop(message.id, None)
 
-    def _publish(self, message: Message) -> Effects[None]:
+    def _publish(self, message: Message) -> ClientEffects[None]:
         try:
             yield from publishing(
                 message.fact, message.envelope, message.files, self._producer.habits, False
@@ -87,7 +87,7 @@ class FactPublisher:
         except BoundaryError as error:
             raise _named(message, error) from None
 
-    def _append(self, messages: list[Message]) -> Effects[None]:
+    def _append(self, messages: list[Message]) -> ClientEffects[None]:
         items = [(each.envelope, each.fact) for each in messages]
         outcomes = yield from appending_many(items, self._producer.habits)
         for message, outcome in zip(messages, outcomes, strict=True):

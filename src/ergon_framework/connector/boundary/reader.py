@@ -25,7 +25,13 @@ from ergon_framework.boundary.client.consume_effects import (
     ConsumerSession,
     renew_lease,
 )
-from ergon_framework.boundary.client.effects import Effects, Now, Pause, TaskRunner, ThreadRunner
+from ergon_framework.boundary.client.effects import (
+    ClientEffects,
+    Now,
+    Pause,
+    TaskRunner,
+    ThreadRunner,
+)
 from ergon_framework.boundary.model import Batch, Loss
 from ergon_framework.connector.base import DroppedDeliveries
 from ergon_framework.connector.boundary.link import FactPassedError, NodeLink
@@ -33,9 +39,9 @@ from ergon_framework.connector.boundary.window import (
     Confirm,
     EntryState,
     SetAside,
-    Step,
     Window,
     WindowEntry,
+    WindowStep,
 )
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import current_clock
@@ -93,7 +99,7 @@ class FactReader:
 
     def fetch(
         self, most: int, wait: float, is_called_off: Callable[[], bool]
-    ) -> Effects[list[WindowEntry]]:
+    ) -> ClientEffects[list[WindowEntry]]:
         """Up to so many facts, in order: those that came back, then new ones.
 
         One that is called off waits no longer than it takes to hear of it.
@@ -124,7 +130,7 @@ class FactReader:
                 yield from _waiting(now + due, is_called_off)
                 pauses += 1
 
-    def _catch_up(self) -> Effects[None]:
+    def _catch_up(self) -> ClientEffects[None]:
         """Confirm what can be confirmed, before new facts are handed out."""
         if self.session.standing.lost is not None:
             with self._lock:
@@ -145,7 +151,7 @@ class FactReader:
                     )
             return self._window.take(most, now)
 
-    def _read(self, more: int, wait: float) -> Effects[int]:
+    def _read(self, more: int, wait: float) -> ClientEffects[int]:
         """Ask for what lies behind what is known, and tell how much it was.
 
         Pages begin at the cursor.
@@ -184,7 +190,7 @@ class FactReader:
             text = f"given to {deaths} processes before, none of which came back"
             first.state, first.code, first.reason = EntryState.FAILED, CRASH_LOOP, text
 
-    def _clear_the_survivor(self) -> Effects[None]:
+    def _clear_the_survivor(self) -> ClientEffects[None]:
         """Release and take the lease again, so that the node's count of deliveries starts over.
 
         Only while nothing is in hand: another process may take the name in between, and may.
@@ -223,7 +229,7 @@ class FactReader:
             entry.state, entry.not_before = state, not_before
             entry.code, entry.reason = HANDLER_FAILED, reason[:MAX_MESSAGE]
 
-    def advance(self) -> Effects[None]:
+    def advance(self) -> ClientEffects[None]:
         """Move the cursor over every fact that has its outcome, and none that has not."""
         while True:
             with self._lock:
@@ -243,14 +249,14 @@ class FactReader:
             with self._lock:
                 self._window.told(step)
 
-    def _tell(self, step: Step) -> Effects[None]:
+    def _tell(self, step: WindowStep) -> ClientEffects[None]:
         match step:
             case Confirm(offset):
                 yield from self.session.confirm(offset)
             case SetAside(entry):
                 yield from self.session.set_aside(entry.offset, entry.code, entry.reason, 1)
 
-    def leave(self) -> Effects[None]:
+    def leave(self) -> ClientEffects[None]:
         """Confirm what can be confirmed, and let go of the name."""
         if self.session.standing.lost is not None:
             return
@@ -261,7 +267,7 @@ class FactReader:
             logger.warning("the consumer %r could not let go: %s", self.session.name, error)
 
 
-def _waiting(until: float, is_called_off: Callable[[], bool]) -> Effects[None]:
+def _waiting(until: float, is_called_off: Callable[[], bool]) -> ClientEffects[None]:
     while not is_called_off() and (left := until - (yield Now())) > 0:
         yield Pause(min(left, MAX_WAIT))
 
@@ -311,7 +317,7 @@ class Driver:
 
     def _fetching(
         self, most: int, wait: float, gave_up: threading.Event
-    ) -> Effects[list[WindowEntry]]:
+    ) -> ClientEffects[list[WindowEntry]]:
         def is_called_off() -> bool:
             return gave_up.is_set() or self._stop_waiting.is_set()
 
@@ -346,7 +352,7 @@ class Driver:
         self._thread.join(SHUTDOWN_GRACE)
         self._run(self.reader.leave())
 
-    def _run(self, script: Effects[T]) -> T:
+    def _run(self, script: ClientEffects[T]) -> T:
         with self._turn:
             return self._link.run(script)
 
@@ -392,7 +398,7 @@ class Driver:
             with contextlib.suppress(RuntimeError):  # its loop is closed, and the task with it
                 task.get_loop().call_soon_threadsafe(task.cancel)
 
-    async def _run_async(self, script: Effects[T]) -> T:
+    async def _run_async(self, script: ClientEffects[T]) -> T:
         async with self._own_turn():
             return await self._link.run_async(script)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.boundary.client.artifacts import Artifact, Blob
+from ergon_framework.boundary.client.artifacts import Artifact, FileContent
 from ergon_framework.boundary.client.publish_effects import check_object, fact_of
 from ergon_framework.boundary.facts.schema import MAX_LABELS, MAX_NOTE
 from ergon_framework.boundary.facts.validation import validate_fact
@@ -221,7 +221,9 @@ def _labelled(labels: Mapping[str, str], trace: Mapping[str, str]) -> dict[str, 
     return {**labels, **fitting}
 
 
-def _files(given: Mapping[str, Blob] | Sequence[Artifact | Blob] | None) -> tuple[Artifact, ...]:
+def _files(
+    given: Mapping[str, FileContent] | Sequence[Artifact | FileContent] | None,
+) -> tuple[Artifact, ...]:
     if given is None:
         return ()
     if isinstance(given, Mapping):

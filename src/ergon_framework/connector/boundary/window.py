@@ -69,7 +69,7 @@ class SetAside:
     entry: WindowEntry
 
 
-Step: TypeAlias = Confirm | SetAside
+WindowStep: TypeAlias = Confirm | SetAside
 
 
 class Window:
@@ -133,7 +133,7 @@ class Window:
             taken.append(entry)
         return taken
 
-    def next_step(self) -> Step | None:
+    def next_step(self) -> WindowStep | None:
         """What the node may be told now."""
         prefix: list[WindowEntry] = []
         for entry in self._entries:
@@ -145,7 +145,7 @@ class Window:
         # Those from quarantine are below the others, whose confirmation covers them.
         return Confirm(prefix[-1].offset, tuple(prefix)) if prefix else None
 
-    def told(self, step: Step) -> None:
+    def told(self, step: WindowStep) -> None:
         """The node has taken it."""
         self._drop(step.entries if isinstance(step, Confirm) else (step.entry,), is_told=True)
 

@@ -35,24 +35,36 @@ from ergon_framework.errors import (
     FactInvalidError,
     UsageError,
 )
+from ergon_framework.lazy_exports import LateModule
 from ergon_framework.ports.usage import shows
 
 if TYPE_CHECKING:
     import asyncio
 
-    from ergon_framework.boundary.client.artifacts import Artifact, Blob
-    from ergon_framework.boundary.client.consumer import ConsumeReport, FactConsumerOptions, Stop
-    from ergon_framework.boundary.client.options import TlsOptions
+    import ergon_framework.boundary.client.artifacts as fact_files
+    import ergon_framework.boundary.client.consumer as fact_consumer
+    import ergon_framework.boundary.client.options as client_options
+    import ergon_framework.boundary.model as fact_model
+    import ergon_framework.boundary.node.local_node as local_nodes
+    import ergon_framework.boundary.settings as zone_settings
+    import ergon_framework.connector.boundary.connector as boundary_connector
+    import ergon_framework.ports.transaction as transaction_port
     from ergon_framework.boundary.client.producer import Producer
     from ergon_framework.boundary.client.transport import Transport
-    from ergon_framework.boundary.model import Delivery, Receipt
-    from ergon_framework.boundary.node.local_node import LocalNode
-    from ergon_framework.boundary.settings import ZoneSettings
-    from ergon_framework.connector.boundary.connector import BoundaryConnector
-    from ergon_framework.ports.transaction import Transaction
+else:
+    fact_files = LateModule("ergon_framework.boundary.client.artifacts")
+    fact_consumer = LateModule("ergon_framework.boundary.client.consumer")
+    client_options = LateModule("ergon_framework.boundary.client.options")
+    fact_model = LateModule("ergon_framework.boundary.model")
+    local_nodes = LateModule("ergon_framework.boundary.node.local_node")
+    zone_settings = LateModule("ergon_framework.boundary.settings")
+    boundary_connector = LateModule("ergon_framework.connector.boundary.connector")
+    transaction_port = LateModule("ergon_framework.ports.transaction")
 
-    Place: TypeAlias = str | os.PathLike[str] | ZoneSettings | Callable[[], ZoneSettings]
-
+ZonePlace: TypeAlias = (
+    "str | os.PathLike[str] | zone_settings.ZoneSettings | Callable[[], zone_settings.ZoneSettings]"
+)
+"""Where a zone is: a URL, a path, its settings, or what returns them at the first use."""
 FactId: TypeAlias = str | Sequence[str | int]
 """The parts of an id, from the event: ``("released", "WO-1", 1)``; or the id itself."""
 T = TypeVar("T")
@@ -117,21 +129,21 @@ class Zone:
     def __init__(
         self,
         name: str,
-        place: Place,
+        place: ZonePlace,
         *,
         timeout: float = TIMEOUT,
-        **files: Unpack[TlsOptions],
+        **files: Unpack[client_options.TlsOptions],
     ) -> None:
         self.name = _checked_name(name)
         self._timeout = timeout
         self._place = place
         self._files = files
         self._opening = threading.RLock()
-        self._settings: ZoneSettings | None = None
+        self._settings: zone_settings.ZoneSettings | None = None
         self._transport: Transport | None = None
         self._producer: Producer | None = None
         self._threads: ThreadPoolExecutor | None = None
-        self._connectors: WeakSet[BoundaryConnector] = WeakSet()
+        self._connectors: WeakSet[boundary_connector.BoundaryConnector] = WeakSet()
         if is_url(place):
             self._transport = self._addressed(str(place), files)
         elif files:
@@ -162,9 +174,9 @@ class Zone:
         *,
         to: str,
         id: FactId,
-        files: Sequence[Artifact | Blob] = (),
+        files: Sequence[fact_files.Artifact | fact_files.FileContent] = (),
         **more: Unpack[FactOptions],
-    ) -> Receipt:
+    ) -> fact_model.Receipt:
         """Publish one fact; when this returns, it is in the zone's log, on disk.
 
         ``id`` is made of what happened, never of chance or the time: publishing the same again
@@ -182,9 +194,9 @@ class Zone:
         *,
         to: str,
         id: FactId,
-        files: Sequence[Artifact | Blob] = (),
+        files: Sequence[fact_files.Artifact | fact_files.FileContent] = (),
         **more: Unpack[FactOptions],
-    ) -> Receipt:
+    ) -> fact_model.Receipt:
         """The asyncio twin of :meth:`publish`. Cancelled, it may publish all the same."""
         return await self._in_thread(
             lambda: self.publish(subject, predicate, object, to=to, id=id, files=files, **more)
@@ -193,7 +205,7 @@ class Zone:
     @shows('plant.publish_many([{"subject": "WO-1", ...}, ...], to="enterprise")')
     def publish_many(
         self, facts: Iterable[FactItem], *, to: str | None = None
-    ) -> list[Receipt | BoundaryError]:
+    ) -> list[fact_model.Receipt | BoundaryError]:
         """Publish facts in order, some hundreds to a commit; an answer for each, in order.
 
         A fact is a mapping with the names of :meth:`publish`; ``to`` is for those that have none.
@@ -206,7 +218,7 @@ class Zone:
                 f"Zone.publish_many: facts is of type {type(facts).__name__}, and no list of them",
                 remedy="write a list, also for one fact: publish_many([fact])",
             )
-        answers: list[Receipt | BoundaryError | None] = []
+        answers: list[fact_model.Receipt | BoundaryError | None] = []
         items = []
         for number, each in enumerate(facts):
             try:
@@ -219,11 +231,11 @@ class Zone:
 
     async def apublish_many(
         self, facts: Iterable[FactItem], *, to: str | None = None
-    ) -> list[Receipt | BoundaryError]:
+    ) -> list[fact_model.Receipt | BoundaryError]:
         """The asyncio twin of :meth:`publish_many`."""
         return await self._in_thread(lambda: self.publish_many(facts, to=to))
 
-    def find(self, id: FactId) -> Receipt | None:
+    def find(self, id: FactId) -> fact_model.Receipt | None:
         """Where a fact lies that this zone has published at any time; None when it never was."""
         return self._publishing().lookup_fact(self.name, fact_id(id))
 
@@ -232,7 +244,7 @@ class Zone:
     @shows('@app.consumer(plant.facts("orders"))')
     def facts(
         self, consumer: str, *, from_zone: str | None = None, to: str | None = None, **options: Any
-    ) -> BoundaryConnector:
+    ) -> boundary_connector.BoundaryConnector:
         """A connector that delivers facts under a durable name, for ``@app.consumer`` or a task.
 
         It delivers the facts that this zone has published, or with ``from_zone`` those that it has
@@ -253,14 +265,14 @@ class Zone:
     def consume(
         self,
         consumer: str,
-        handler: Callable[[Delivery], Any],
+        handler: Callable[[fact_model.Delivery], Any],
         *,
         from_zone: str | None = None,
         to: str | None = None,
         until_empty: bool = False,
-        stop: Stop | None = None,
-        **options: Unpack[FactConsumerOptions],
-    ) -> ConsumeReport:
+        stop: fact_consumer.Stop | None = None,
+        **options: Unpack[fact_consumer.FactConsumerOptions],
+    ) -> fact_consumer.ConsumeReport:
         """Call a handler for each fact, in order, until ``stop`` is set or the log is read.
 
         A handler that returns has its fact confirmed; one that raises is called again, and after
@@ -268,7 +280,7 @@ class Zone:
         """
         from ergon_framework.boundary.client.consumer import Consumer
 
-        given: FactConsumerOptions = {
+        given: fact_consumer.FactConsumerOptions = {
             "log": log_of(self.name, from_zone),
             "to_zone": to,
             "timeout": self._timeout,
@@ -280,7 +292,7 @@ class Zone:
     @shows('for fact in plant.read("orders"): ...')
     def read(
         self, consumer: str, *, from_zone: str | None = None, to: str | None = None
-    ) -> Iterator[Transaction]:
+    ) -> Iterator[transaction_port.Transaction]:
         """The facts that are there and not confirmed, one by one, as a connector delivers them.
 
         A fact is confirmed when the next one is asked for. Leaving the loop early, or with an
@@ -295,7 +307,7 @@ class Zone:
 
     # ---- serving ----
 
-    def node(self) -> LocalNode | None:
+    def node(self) -> local_nodes.LocalNode | None:
         """The zone's node for this process to serve, with ``start()`` and ``stop()``.
 
         None when the zone is known by the address of its node, which somebody else serves.
@@ -306,7 +318,7 @@ class Zone:
         return None if settings is None else LocalNode(self.name, settings)
 
     @property
-    def settings(self) -> ZoneSettings | None:
+    def settings(self) -> zone_settings.ZoneSettings | None:
         """How the zone is kept; None when only the address of its node is known."""
         with self._opening:
             if self._settings is None and not is_url(self._place):
@@ -338,7 +350,7 @@ class Zone:
 
     # ---- inside ----
 
-    def _addressed(self, url: str, files: TlsOptions) -> Transport:
+    def _addressed(self, url: str, files: client_options.TlsOptions) -> Transport:
         from ergon_framework.boundary.client.options import client_tls
         from ergon_framework.boundary.http.client import HttpTransport
 
@@ -397,7 +409,7 @@ def check_folder(place: str | os.PathLike[str]) -> None:
         )
 
 
-def settings_of(place: Place) -> ZoneSettings:
+def settings_of(place: ZonePlace) -> zone_settings.ZoneSettings:
     """The settings of a zone, wherever they come from.
 
     One that lives in a folder is served to this user, on a port that nobody chose.
@@ -510,7 +522,9 @@ def _wrong_names(given: object) -> str:
     return " and ".join(problems)
 
 
-def _confirmed(source: BoundaryConnector, page: Sequence[Transaction]) -> Iterator[Transaction]:
+def _confirmed(
+    source: boundary_connector.BoundaryConnector, page: Sequence[transaction_port.Transaction]
+) -> Iterator[transaction_port.Transaction]:
     """Each of a page, confirmed when the next one is asked for; the others are given back."""
     left = list(page)
     try:

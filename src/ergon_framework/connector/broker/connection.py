@@ -196,6 +196,15 @@ class BrokerConnection(Generic[C]):
             self._close(client)
         return found
 
+    def drop(self, client: C) -> None:
+        """The client ended, and it is no outage: the next use connects anew, and at once."""
+        with self._lock:
+            if self._client is not client:
+                return
+            self._client = None
+        with suppress(Exception):
+            self._close(client)
+
     @property
     def is_connected(self) -> bool:
         """Whether there is a client now."""
@@ -298,6 +307,13 @@ class AsyncBrokerConnection(Generic[C]):
         with suppress(Exception):  # it is broken already
             await self._close(client)
         return found
+
+    async def drop(self, client: C) -> None:
+        """The client ended, and it is no outage: the next use connects anew, and at once."""
+        if self._client is client:
+            self._client = None
+            with suppress(Exception):
+                await self._close(client)
 
     @property
     def is_connected(self) -> bool:

@@ -22,6 +22,7 @@ from ergon_framework.connector.base import (
 )
 from ergon_framework.connector.broker.connection import BrokerConnection
 from ergon_framework.connector.broker.options import SECONDS, takes_options
+from ergon_framework.connector.broker.refusals import Refusals
 from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.connector.database.engines import (
     checked,
@@ -30,8 +31,11 @@ from ergon_framework.connector.database.engines import (
     refuse_missing_file,
     told,
 )
+from ergon_framework.connector.database.lease import LOOK, ReaderLease
 from ergon_framework.connector.database.reading import (
+    READERS,
     DatabaseConnectorError,
+    ReaderLockedError,
     RowNotSettledError,
     RowReader,
     RowTakenError,
@@ -45,6 +49,7 @@ from ergon_framework.connector.database.status import (
     status_reader_of,
 )
 from ergon_framework.engine.atfork import renew_after_fork
+from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import ConfigurationError, EnvelopeError, ErgonError, describe
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.storage.server import Observation
@@ -52,6 +57,7 @@ from ergon_framework.storage.server import Observation
 LATE = 300.0
 """Seconds for which a row may be committed whose number is lower than that of one that is done."""
 _FLOORS_PER_LATE = 10
+_READING = "a reader"
 Reader = RowReader | StatusReader
 logger = logging.getLogger("ergon.connector.database")
 
@@ -81,7 +87,7 @@ class DatabaseConnector(ThreadedConsuming):
 
     ``key`` is a column whose values are unique, ``position`` the one that grows: a number, an
     instant or a uuid. ``where`` is a condition in SQL on columns that do not change. ``consumer``
-    is the durable name under which is kept what is done, in two tables of the same database.
+    is the durable name under which is kept what is done, in tables of the same database.
     ``payload`` is the column that is the payload; without it, the payload is a dict of all columns.
     ``ids`` is the column with the transaction's id, by default it is the table and the key.
 
@@ -160,6 +166,10 @@ class DatabaseConnector(ThreadedConsuming):
         self._in_hand: dict[str, _Row] = {}
         self._dropped: DroppedDeliveries[_Row] = DroppedDeliveries()
         self._fetching = threading.Lock()
+        self._lease: ReaderLease | None = None
+        if status is None:
+            self._lease = ReaderLease(self._engine, READERS, f"{consumer}@{table}")
+        self._refusals = Refusals(self._connection.state.name)
         renew_after_fork(self)
 
     def renew(self) -> None:
@@ -179,8 +189,8 @@ class DatabaseConnector(ThreadedConsuming):
         self._wakeup.stop()
 
     def health(self) -> bool:
-        """Whether it can be used, as far as is known."""
-        return self._connection.state.is_healthy
+        """Whether it can be used, as far as is known; not while another process reads."""
+        return self._connection.state.is_healthy and not self._refusals
 
     def observe(self) -> list[Observation]:
         """What ``ergon doctor`` says: whether the table is as the options say, and what is due."""
@@ -203,6 +213,8 @@ class DatabaseConnector(ThreadedConsuming):
     def close(self) -> None:
         """Let go. What is in hand is delivered again to the next one. Closing twice is fine."""
         self._connection.close()
+        if self._lease is not None:
+            self._lease.close()
         if self._owned:
             self._engine.dispose()
 
@@ -223,12 +235,35 @@ class DatabaseConnector(ThreadedConsuming):
             self._forget_dropped()
             while (reader := self._connection.wait()) is not None:
                 try:
-                    return self._fetch(reader, batch_size)
+                    if self._is_ours():
+                        return self._fetch(reader, batch_size)
                 except DBAPIError as error:
                     found = self._connection.lost(reader, self._refusal(error))
                     if isinstance(found, ConfigurationError):  # waiting does not repair it
                         raise found from error
+                    continue
+                until = current_clock().now() + LOOK
+                self._wakeup.wait(until, lambda: self._connection.state.is_closed)
+                if self._wakeup.is_stopped:
+                    break
             return []
+
+    def _is_ours(self) -> bool:
+        """Whether this process reads as the consumer, and no other one."""
+        if self._lease is None:
+            return True
+        holder = self._lease.take()
+        if holder is None:
+            self._refusals.taken(_READING)
+            return True
+        self._in_hand.clear()  # it has these, too
+        error = ReaderLockedError(
+            f"{holder} reads {self._table} as {self._consumer!r}, and this one stands by",
+            remedy="nothing: it takes over when the other one ends; or give it a consumer= of its"
+            " own, which has all rows",
+        )
+        self._refusals.note(_READING, error)
+        return False
 
     def _fetch(self, reader: Reader, wanted: int) -> list[Transaction]:
         self._raise_floor(reader)
@@ -444,7 +479,9 @@ class DatabaseConnector(ThreadedConsuming):
         try:
             if self._words is not None:
                 return status_reader_of(self._engine, self._table, self._words, **self._options)
-            return reader_of(self._engine, self._table, consumer=self._consumer, **self._options)
+            reader = reader_of(self._engine, self._table, consumer=self._consumer, **self._options)
+            reader.lease = self._lease
+            return reader
         except DBAPIError as error:
             raise self._refusal(error) from error
 

@@ -20,6 +20,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
+from ergon_framework.connector.database.lease import ReaderLease
 from ergon_framework.connector.database.rows import DueRow, LoadedRow, TableRows, conditions
 from ergon_framework.errors import ChannelLostError, ConfigurationError, ConnectorError, describe
 
@@ -45,6 +46,16 @@ MARKS = sa.Table(
     sa.Index("ergon_row_marks_done", "consumer", "done_at"),
 )
 
+READERS = sa.Table(
+    "ergon_row_readers",
+    _METADATA,
+    sa.Column("consumer", sa.String(200), primary_key=True),
+    sa.Column("holder", sa.String(36), nullable=False),
+    sa.Column("beat", sa.BigInteger, nullable=False),
+    sa.Column("about", sa.String(400), nullable=False),
+)
+"""Which process reads as a consumer."""
+
 
 class DatabaseConnectorError(ConnectorError):
     """The connector was asked for something it must refuse."""
@@ -56,6 +67,13 @@ class RowTakenError(ChannelLostError):
     """Another process that reads as the same consumer has done this row already."""
 
     code = "row_taken"
+
+
+class ReaderLockedError(DatabaseConnectorError):
+    """Another process reads as this consumer."""
+
+    code = "reader_locked"
+    failure_kind = "transient"
 
 
 class RowNotSettledError(DatabaseConnectorError):
@@ -72,6 +90,8 @@ class RowReader:
         self, table: sa.Table, *, consumer: str, key: str, position: str, where: str | None
     ) -> None:
         self._consumer = f"{consumer}@{table.fullname}"
+        self.lease: ReaderLease | None = None
+        """The right to read as this consumer, of whoever fetches."""
         self._table = table
         self.key = table.c[key]
         self.position = table.c[position]
@@ -149,6 +169,12 @@ class RowReader:
         }
         if connection.dialect.name == "postgresql":
             row["snapshot"] = _transaction_number("xmax")
+        if self.lease is not None and not self.lease.is_held(connection):
+            raise RowTakenError(
+                f"another process has begun to read as {self._consumer}, and has row {key!r} as"
+                " well",
+                remedy="nothing: this one was held up for too long, and stands by now",
+            )
         try:
             connection.execute(MARKS.insert().values(row))
         except IntegrityError as error:

@@ -375,7 +375,7 @@ class FilesConnector(ThreadedConsuming):
         opened.callback(lock.close)
         letters = DeadLetters(state, fsync=self._fsync)
         opened.callback(letters.close)
-        positions = Positions(state, fsync=self._fsync)
+        positions = Positions(state, fsync=self._fsync, lock=lock)
         opened.callback(positions.close)
         settle, marker, follow, now = self._readiness
         readiness = Readiness(settle, marker, follow, now)

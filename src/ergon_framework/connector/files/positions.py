@@ -25,7 +25,7 @@ import msgspec
 
 from ergon_framework.connector.files.folder import FoundFile
 from ergon_framework.connector.files.rows import FoundRow, TextPlace
-from ergon_framework.connector.jsonl.append_file import AppendFile
+from ergon_framework.connector.jsonl.append_file import AppendFile, DirectoryLock, warn_of_lost
 from ergon_framework.connector.jsonl.codec import NEWLINE
 from ergon_framework.storage.secure_files import Folder
 
@@ -96,7 +96,7 @@ class FilePosition:
 class Positions:
     """The journal and what it says. The caller holds a lock around every method but ``sync``."""
 
-    def __init__(self, folder: Folder, *, fsync: bool) -> None:
+    def __init__(self, folder: Folder, *, fsync: bool, lock: DirectoryLock | None = None) -> None:
         self._folder = folder
         self._fsync = fsync
         self._begun: dict[str, FilePosition] = {}
@@ -104,6 +104,8 @@ class Positions:
         self._entries = 0
         self._compact_at = COMPACT_AFTER
         self._journal = self._opened()
+        if lock is not None:
+            warn_of_lost(self._journal, lock)
         self._load()
 
     @property

@@ -66,6 +66,8 @@ REPEAT = RetryRule(
 )
 """How a request without a provider is made again."""
 _PASSING = frozenset({408, 409, 425, 429})
+_CLOSED = frozenset({401, 402, 403, 404, 405, 410})
+"""It takes nothing from us there, whatever the transaction."""
 _MOST_READ = 64 * 1024
 """Bytes of an answer that are read, so that its connection can be used again."""
 _TRACE = (TRACEPARENT, TRACESTATE, CONTENT_TYPE_HEADER)
@@ -265,7 +267,7 @@ class HttpPostConnector:
         except (httpx.HTTPError, httpx.StreamError) as error:
             self._is_well = False
             return self._failed(identity, f"gave no answer ({type(error).__name__})")
-        self._is_well = status < 500
+        self._is_well = status < 500 and status not in _CLOSED and not 300 <= status < 400
         return self._judged(identity, status, given)
 
     async def _sent(
@@ -297,6 +299,8 @@ class HttpPostConnector:
             )
             return found
         remedy = "see in the manual of the API what the status means"
+        if status in (401, 403):
+            remedy = "see that token or headers, or the user in the URL, are right and may post"
         if 300 <= status < 400:
             remedy = "let url= name the address that it redirects to; redirects are not followed"
         refused = PostRefusedError(

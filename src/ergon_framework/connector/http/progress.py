@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import sqlite3
 import time
@@ -23,13 +24,16 @@ from ergon_framework.errors import (
     ChannelLostError,
     ConfigurationError,
     ConnectorError,
+    ErgonError,
     StoreError,
+    StoreUnavailableError,
 )
 from ergon_framework.storage.secure_files import UnsafeFileError, open_file
 from ergon_framework.storage.sqlite.database import Database
 from ergon_framework.storage.sqlite.migrations import SqliteSchema
 from ergon_framework.storage.urls import SQLITE, path_in
 
+logger = logging.getLogger("ergon.connector")
 SCHEMA = SqliteSchema("polls", "ergon_framework.connector.http.migrations")
 MAX_REASON = 1000
 _MOST_IDS = 500
@@ -82,6 +86,14 @@ class PollProgress:
             self._database = Database(path, schema=SCHEMA)
             try:
                 self._epoch = self._database.write(self._begin)
+                if self._epoch == 1 and self._lock.was_used:
+                    logger.warning(
+                        "the cursor of %s is not in %s, although it was polled before: reading"
+                        " begins anew at the first page, and what was done is done again; stop the"
+                        " program, if that must not be, and restore a backup of the file",
+                        consumer,
+                        path,
+                    )
             except BaseException:
                 self._database.close()
                 raise
@@ -282,6 +294,8 @@ class _ConsumerLock:
                 f"another process{by} polls as {consumer}",
                 remedy="this one stands by; or give it a consumer= of its own",
             ) from None
+        self.was_used = os.fstat(descriptor).st_size > 0
+        """Whether somebody has polled as this consumer before."""
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)  # for people; the lock is what counts
         self._descriptor = descriptor
@@ -318,10 +332,12 @@ def state_path(state: object) -> Path:
     return Path(state).absolute()
 
 
-def unavailable(error: Exception) -> ConnectorError | ConfigurationError:
+def unavailable(error: Exception) -> ErgonError:
     """Why the state cannot be opened; what may pass by itself is waited for."""
     if isinstance(error, PollerLockedError | ConfigurationError):
         return error
+    if isinstance(error, StoreError) and not isinstance(error, StoreUnavailableError):
+        return error  # it is there, and cannot be used
     if isinstance(error, StoreError):
         return ConnectorError(error.message, remedy=error.remedy)
     return ConnectorError(f"the state of the poller cannot be opened: {error}")

@@ -23,7 +23,7 @@ from ergon_framework.connector.jobs.codec import JobsConnectorError, LeaseLostEr
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.executor_protocol import ProgressReport
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Event, Failed, HeldBack, Released
+from ergon_framework.core.job import Failed, HeldBack, JobEvent, Released
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreError, StoreUnavailableError, describe
 from ergon_framework.jobs.claims import Claim, decode_claims, progress_record
@@ -416,7 +416,7 @@ class QueueConsumer:
         told = f"its payload cannot be read: {describe(error)}"
         self._settle_unread(claim, Failed(Failure(Kind.REJECTED, "unreadable_payload", told)))
 
-    def _settle_unread(self, claim: Claim, event: Event) -> None:
+    def _settle_unread(self, claim: Claim, event: JobEvent) -> None:
         text = "results that it uses cannot be read now"
         if isinstance(event, Failed | HeldBack):
             text = event.failure.message
@@ -479,7 +479,7 @@ class QueueConsumer:
 
     # ---- settling ----
 
-    def settle(self, claim: Claim, event: Event, took: float) -> None:
+    def settle(self, claim: Claim, event: JobEvent, took: float) -> None:
         """Record how a claim ended; raises LeaseLostError when another process has the job."""
         store, held = self._consuming()
         # Renewed no longer, whatever comes: should the store be away now, the lease ends by itself.

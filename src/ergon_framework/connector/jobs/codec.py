@@ -10,7 +10,7 @@ import msgspec
 
 from ergon_framework.connector.base import Delivered, difference
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Event, Failed, HeldBack
+from ergon_framework.core.job import Failed, HeldBack, JobEvent
 from ergon_framework.core.transaction_lifecycle import LifecycleStep
 from ergon_framework.engine.classify import classify
 from ergon_framework.errors import (
@@ -243,7 +243,7 @@ MAX_MESSAGE = 4096
 """Characters of an error message that are kept."""
 
 
-def event_of(error: Exception, transaction_id: str, give_up_on: Collection[str]) -> Event:
+def event_of(error: Exception, transaction_id: str, give_up_on: Collection[str]) -> JobEvent:
     """The event that the job's own rule judges. Business and final refusals are rejections."""
     kind = classify(error, LifecycleStep.PROCESS, transaction_id)[0].kind
     plain = _inner(error)

@@ -28,7 +28,7 @@ from ergon_framework.connector.jobs.codec import (
     transaction_of,
 )
 from ergon_framework.core.executor_protocol import check_progress
-from ergon_framework.core.job import Event, JobStatus, Released, Succeeded
+from ergon_framework.core.job import JobEvent, JobStatus, Released, Succeeded
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConfigurationError, JobError, StoreError
 from ergon_framework.jobs.client import MAX_BATCH
@@ -302,12 +302,12 @@ class JobsConnector(ThreadedTwins):
             self._consumer.hand_out(claims, lambda claim: delivery_of(claim, self, self.name, at))
         )
 
-    def _settle(self, transaction: Transaction, verb: str, event: Event) -> None:
+    def _settle(self, transaction: Transaction, verb: str, event: JobEvent) -> None:
         with self._claimed(transaction, verb) as delivery:
             if delivery is not None:
                 self._record(delivery, event)
 
-    def _record(self, delivery: JobDelivery, event: Event) -> None:
+    def _record(self, delivery: JobDelivery, event: JobEvent) -> None:
         self._consumer.settle(delivery.claim, event, SYSTEM_CLOCK.now() - delivery.claimed_at)
 
     @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import re
 import threading
@@ -20,6 +21,7 @@ from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.storage.fsync import sync_file
 from ergon_framework.storage.secure_files import Folder
 
+logger = logging.getLogger("ergon.connector")
 _BLOCK = 1 << 16
 MAX_REPLACED = 10
 """How often in a row a file may be taken away while it is being written."""
@@ -64,6 +66,8 @@ class AppendFile:
         self._synced = 0  # … and how many of them are known to be on disk
         self._broken: OSError | None = None
         self._is_locked = lock
+        self.is_new = False
+        """Whether there was none when it was opened last."""
         self._adopt(self._open(lock))
         renew_after_fork(self)
 
@@ -197,7 +201,7 @@ class AppendFile:
 
     def _open(self, lock: bool) -> FileIO:
         try:
-            is_new = self.path.name not in self._folder.names()
+            self.is_new = self.path.name not in self._folder.names()
             file = self._opened()
         except OSError as error:
             raise JsonlConnectorError(
@@ -210,8 +214,10 @@ class AppendFile:
                 f"{self.path} is being written by another connector",
                 remedy="give each connector a file of its own",
             )
-        _repair_tail(file)
-        if is_new and self._fsync:
+        if cut := _repair_tail(file):
+            text = "%s ended in the middle of a line, of which %d bytes were cut off: %s"
+            logger.warning(text, self.path, cut, "what they said is not known")
+        if self.is_new and self._fsync:
             # A new file is found again after a power cut only if its name is on disk.
             self._folder.sync()
         return file
@@ -265,6 +271,8 @@ class DirectoryLock:
                 f"{directory} is already being read by another connector, in {who}",
                 remedy="close that one first, or give each consumer an inbox of its own",
             )
+        self.was_used = os.fstat(fd).st_size > 0
+        """Whether somebody has held it before."""
         self._file.truncate(0)
         self._file.write(str(os.getpid()).encode("ascii"))
         renew_after_fork(self)
@@ -276,6 +284,17 @@ class DirectoryLock:
     def close(self) -> None:
         """Unlock. The file stays: removing it would race with a connector that opens it."""
         self._file.close()
+
+
+def warn_of_lost(journal: AppendFile, lock: DirectoryLock) -> None:
+    """Say that a journal is gone which was kept: what was done is done again, as if never read."""
+    if journal.is_new and lock.was_used:
+        logger.warning(
+            "%s is not there, although its folder was used before: what was done is not known, and"
+            " all that is there still is delivered again; stop the program, if that must not be,"
+            " and restore a backup of the file",
+            journal.path,
+        )
 
 
 def taken(path: Path) -> JsonlConnectorError:
@@ -305,17 +324,21 @@ def write_all(file: FileIO, data: bytes) -> None:
         rest = rest[file.write(rest) :]
 
 
-def _repair_tail(file: FileIO) -> None:
-    """End a whole last line with its newline, and cut off a torn one: it was never promised."""
+def _repair_tail(file: FileIO) -> int:
+    """End a whole last line with its newline, and cut off a torn one: it was never promised.
+
+    The number of bytes that were cut off.
+    """
     size = os.fstat(file.fileno()).st_size
     start = _after_last_newline(file, size)
     if start == size:
-        return
+        return 0
     # A line may be whole and lack only its newline: it was perhaps promised, so it is kept.
     if size - start <= _MAX_TAIL and is_complete(os.pread(file.fileno(), size - start, start)):
         write_all(file, NEWLINE)
-    else:
-        os.ftruncate(file.fileno(), start)
+        return 0
+    os.ftruncate(file.fileno(), start)
+    return size - start
 
 
 def _after_last_newline(file: FileIO, size: int) -> int:
@@ -382,6 +405,11 @@ class RotatingWriter:
             if self._closed:
                 raise JsonlConnectorError("the outbox is closed", remedy="open a new connector")
             part = self._part
+            if part is not None and not part.is_sound:
+                # What failed was refused, and nobody knows what of it is on disk: nothing is put
+                # behind it, where half a line could take a whole one with it.
+                self._last = max([self._last, *self._numbers()])
+                part = self._part = self._turn_over(is_broken=True)
             if part is None or part.size >= self._rotate_bytes or not part.is_in_place:
                 part = self._part = self._turn_over()
             return part, part.write([text])
@@ -394,14 +422,14 @@ class RotatingWriter:
                 self._part.close()
             self._folder.close()
 
-    def _turn_over(self) -> AppendFile:
+    def _turn_over(self, *, is_broken: bool = False) -> AppendFile:
         if self._part is not None:
             self._part.close()
             self._part = None
         number = max(self._numbers(), default=0)
         if number < self._last:  # parts were taken away: no name is used twice
             number = self._last + 1
-        elif number == 0 or self._is_full(number):
+        elif number == 0 or is_broken or self._is_full(number):
             number += 1
         while True:
             try:

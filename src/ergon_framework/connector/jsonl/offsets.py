@@ -28,7 +28,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ergon_framework.connector.jsonl.append_file import AppendFile, taken
+from ergon_framework.connector.jsonl.append_file import (
+    AppendFile,
+    DirectoryLock,
+    taken,
+    warn_of_lost,
+)
 from ergon_framework.connector.jsonl.codec import (
     NEWLINE,
     MalformedLineError,
@@ -315,6 +320,7 @@ class CommittedOffsets:
         name: str,
         *,
         fsync: bool,
+        lock: DirectoryLock | None = None,
         limits: JournalLimits = _LIMITS,
     ) -> None:
         self._limits = limits
@@ -322,6 +328,8 @@ class CommittedOffsets:
         self._files: dict[str, FileProgress] = {}
         self._folder = folder
         self._journal = AppendFile(folder, name, "progress", fsync=fsync)
+        if lock is not None:
+            warn_of_lost(self._journal, lock)
         self._entries = 0
         self._compact_at = limits.compact_after
         self._load()

@@ -109,7 +109,7 @@ class DirectoryReader(Generic[T]):
             )
             opened.callback(self._dead.close)
             self._progress = CommittedOffsets(
-                self._drop, state, "progress.jsonl", fsync=fsync, limits=limits
+                self._drop, state, "progress.jsonl", fsync=fsync, lock=guard, limits=limits
             )
             self._opened = opened.pop_all()  # nothing failed: they stay open until close()
             self._opened.callback(self._progress.close)

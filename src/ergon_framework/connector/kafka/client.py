@@ -48,6 +48,8 @@ LONGEST = {"revoke_wait": 43_200.0, "send_timeout": 2_147_483.0}
 FULL_QUEUE_BACKOFF = 20
 """Milliseconds after which a full queue is looked at again. The client library's own default is a
 second, for queues a hundred times as long: ours would be empty for most of it."""
+UNKNOWN = 10.0
+"""Seconds for which brokers may not have heard yet of a topic that was made just now."""
 _of_parents: list[Any] = []
 
 
@@ -143,6 +145,8 @@ class ClientRule:
         """Of the sender."""
         return {
             **self._both(),
+            # A topic that is not there is said to be missing in time, and not that time ran out.
+            "topic.metadata.propagation.max.ms": int(min(self.send_timeout / 2, UNKNOWN) * 1000),
             **{name: value for name, value in self.more.items() if name not in _CONSUMERS_ONLY},
             "enable.idempotence": True,
             "message.timeout.ms": int(self.send_timeout * 1000),

@@ -55,7 +55,11 @@ from ergon_framework.connector.kafka.client import (
     check_topics,
     leave_to_parent,
 )
-from ergon_framework.connector.kafka.errors import KafkaConnectorError, in_words
+from ergon_framework.connector.kafka.errors import (
+    KafkaConnectorError,
+    in_words,
+    refusal_of,
+)
 from ergon_framework.connector.kafka.ledger import Entry, OffsetLedger, Order
 from ergon_framework.connector.kafka.member import GroupMember, MemberRule
 from ergon_framework.connector.kafka.sender import SLICE, Record, Sender
@@ -227,9 +231,12 @@ class KafkaConnector(ThreadedConsuming):
     # ---- both ends of its life ----
 
     def health(self) -> bool:
-        """Whether it can be used: not closed, not refused, and a broker answers."""
+        """Whether it can be used: not closed, not refused, and a broker answers.
+
+        A topic whose messages were refused is bad until one is taken there.
+        """
         member = self._member
-        if self._is_closed or (member is not None and member.is_refused):
+        if self._is_closed or self._sender.refusals or (member is not None and member.is_refused):
             return False
         try:
             self._sender.metadata(None, HEALTH)
@@ -255,7 +262,9 @@ class KafkaConnector(ThreadedConsuming):
             if topic not in found.topics:
                 remedy = f"kafka-topics.sh --create --topic {topic} --bootstrap-server HOST:9092"
                 told.append(Observation("topic", f"{topic} does not exist", remedy))
-        return told
+            elif refused := refusal_of(self._title, topic, found.topics[topic].error):
+                told.append(Observation("topic", refused.message, refused.remedy or "", True))
+        return told + self._sender.refusals.observations()
 
     def close(self) -> None:
         """Commit what is settled, leave the group and send what is under way."""

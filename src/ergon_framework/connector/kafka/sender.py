@@ -11,15 +11,22 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ergon_framework.connector.broker.connection import BrokerUnavailableError, closed
+from ergon_framework.connector.broker.refusals import Refusals
 from ergon_framework.connector.kafka.client import leave_to_parent
+from ergon_framework.connector.kafka.errors import is_of_ended, refusal_of, told_by
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.errors import ConnectorError
 
 POLL = 0.2
 """Seconds of one look for delivery reports; closing waits that long at most for the thread."""
+ASK_AGAIN = 1.0
+"""Seconds after which a topic is looked at again that was refused."""
+ASK_TIMEOUT = 2.0
 SLICE = 1000
 """Records that are given to the client library before their reports are waited for."""
 
@@ -43,31 +50,53 @@ class Record:
 class _Reports:
     """The reports that are missing of one batch, and what they said."""
 
-    def __init__(self, name: str, count: int) -> None:
+    def __init__(
+        self, name: str, count: int, refusals: Refusals, ended_by: Callable[[], Any]
+    ) -> None:
         self._name = name
+        self._ended_by = ended_by
         self.done: Future[None] = Future()
         self._lock = threading.Lock()  # closing looks for reports in a thread of its own
         self._left = count
-        self._failure: str | None = None
+        self._failure: ConnectorError | None = None
+        self._refusals = refusals
         if not count:
             self.done.set_result(None)
 
-    def report(self, error: Any, _message: object) -> None:
+    def report(self, error: Any, message: Any) -> None:
         """One record was delivered, or will not be."""
         with self._lock:
-            if error is not None and self._failure is None:
-                self._failure = error.str()
+            if error is not None:
+                self._note(error, message.topic())
+            elif self._refusals:
+                self._refusals.taken(message.topic())
             self._left -= 1
             if self._left:
                 return
         if self._failure is None:
             self.done.set_result(None)
         else:
-            self.done.set_exception(
-                BrokerUnavailableError(
-                    f"{self._name}: not all messages were delivered: {self._failure}",
-                    remedy="dispatch again: messages that did arrive will be there twice",
-                )
+            self.done.set_exception(self._failure)
+
+    def fail(self, error: Exception, topic: str, count: int) -> None:
+        """So many records were not taken by the client library."""
+        with self._lock:
+            self._note(error.args[0] if error.args else error, topic)
+            self._left -= count
+            if self._left:
+                return
+        self.done.set_exception(self._failure)
+
+    def _note(self, error: Any, topic: str) -> None:
+        if is_of_ended(error):
+            error = self._ended_by() or error
+        found: ConnectorError | None = refusal_of(self._name, topic, error)
+        if found is not None:
+            self._refusals.note(topic, found)
+        if self._failure is None:
+            self._failure = found or BrokerUnavailableError(
+                f"{self._name}: not all messages were delivered: {told_by(error)}",
+                remedy="dispatch again: messages that did arrive will be there twice",
             )
 
 
@@ -78,7 +107,10 @@ class Sender:
         self._name = name
         self._make_producer = make_producer
         self._timeout = timeout
+        self.refusals = Refusals(name)
         self._producer: Any = None
+        self._ended_by: Any = None
+        """The error that has ended a producer; the next use makes another one."""
         self._is_closed = False
         self.renew()
         renew_after_fork(self)
@@ -102,7 +134,7 @@ class Sender:
         It always ends: the client library gives up on a record after ``timeout`` seconds.
         """
         producer = self._opened()
-        reports = _Reports(self._name, len(records))
+        reports = _Reports(self._name, len(records), self.refusals, lambda: self._ended_by)
         for count, record in enumerate(records):
             try:
                 producer.produce(
@@ -113,8 +145,7 @@ class Sender:
                     on_delivery=reports.report,
                 )
             except Exception as error:
-                for _ in range(count, len(records)):
-                    reports.report(_Refused(error), None)
+                reports.fail(error, record.topic, len(records) - count)
                 break
         return reports.done
 
@@ -129,7 +160,7 @@ class Sender:
             self._is_closed, thread = True, self._thread
         if thread is None:
             return
-        with suppress(Exception):
+        with suppress(Exception):  # also where there is none, because it has ended
             self._producer.flush(self._timeout)
         thread.join(self._timeout)
         self._producer = None  # with it go its connections
@@ -139,22 +170,34 @@ class Sender:
             if self._is_closed:
                 raise closed(self._name)
             if self._producer is None:
-                self._producer = self._make_producer()
-                self._thread = SYSTEM_CLOCK.spawn("ergon-kafka-reports", self._poll)
+                producer = self._producer = self._make_producer()
+                self._thread = SYSTEM_CLOCK.spawn(
+                    "ergon-kafka-reports", partial(self._poll, producer)
+                )
             return self._producer
 
-    def _poll(self) -> None:
-        producer = self._producer
+    def _poll(self, producer: Any) -> None:
+        asked_at = 0.0
         while not self._is_closed:
-            producer.poll(POLL)
+            try:
+                producer.poll(POLL)
+            except Exception as error:  # the library takes nothing any more from this producer
+                self._end(producer, error)
+                return
+            if self.refusals and SYSTEM_CLOCK.now() >= asked_at:
+                self._ask_again(producer)
+                asked_at = SYSTEM_CLOCK.now() + ASK_AGAIN
 
+    def _end(self, producer: Any, error: Exception) -> None:
+        with self._lock:
+            self._ended_by = error.args[0] if error.args else error
+            if self._producer is producer:
+                self._producer = None
+        with suppress(Exception):
+            producer.flush(self._timeout)  # what it had is reported as purged
 
-class _Refused:
-    """What the client library raised instead of a report."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def str(self) -> str:
-        """In words, as reports have them."""
-        return f"{self._error}"
+    def _ask_again(self, producer: Any) -> None:
+        """Ask for the topics that were refused: by itself the library does so after minutes."""
+        for topic in self.refusals.names():
+            with suppress(Exception):
+                producer.list_topics(topic, timeout=ASK_TIMEOUT)

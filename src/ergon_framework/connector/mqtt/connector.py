@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, ClassVar, Self
 
 from ergon_framework.connector.base import (
@@ -28,6 +28,7 @@ from ergon_framework.connector.broker.message import (
     with_reason,
 )
 from ergon_framework.connector.broker.options import Bound, seconds_of, takes_options
+from ergon_framework.connector.broker.refusals import Refusals
 from ergon_framework.connector.broker.url import BrokerUrl, tls_files
 from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.connector.mqtt.options import MAX_16_BITS, MAX_32_BITS, check_names
@@ -135,6 +136,7 @@ class MqttConnector:
         )
         self._passing = SessionOptions(self._url, tls, keepalive)
         self._wakeup = Wakeup()
+        self._refusals = Refusals(self._url.name)
         self._sessions: dict[str, MqttSession] = {}
         self._of_parents: list[MqttSession] = []
         self._is_parents_session = False
@@ -158,13 +160,16 @@ class MqttConnector:
     # ---- both ends of its life ----
 
     def health(self) -> bool:
-        """Whether it can be used: not closed, and the broker answers as far as is known."""
+        """Whether it can be used: not closed, and the broker answers as far as is known.
+
+        A broker that refuses what is published cannot be used until it takes the like of it.
+        """
         states = [self._consuming.state, self._publishing.state]
         states += [self._aconsuming.state, self._apublishing.state]
         consumer = self._sessions.get("consuming")
         # A publisher that broke while nobody used it shows only that it has to be made anew.
         is_there = consumer is None or consumer.is_open
-        return is_there and all(each.is_healthy for each in states)
+        return is_there and not self._refusals and all(each.is_healthy for each in states)
 
     def stop_waiting(self) -> None:
         """The fetch under way waits no longer. Any thread may call."""
@@ -298,12 +303,20 @@ class MqttConnector:
         self._park(transaction, asyncio.get_running_loop().time() + seconds_of("seconds", seconds))
 
     def observe(self) -> Iterator[Observation]:
-        """What ``ergon doctor`` says: whether the broker answers."""
+        """What ``ergon doctor`` says: whether the broker answers, and takes dead letters."""
         try:
             with self._publisher_in_use():
                 yield Observation("connection", f"{self._url.name} answers with MQTT 5")
+            if self._durable.client_id is not None:
+                # Empty and retained, it removes what is kept under a topic that nothing else has.
+                topic = self.topic.replace("+", "any").replace("#", "any")
+                place = dead_letter_place(self._dead, topic, "ergon-doctor")
+                letter = MqttPublication(place, b"", {}, retain=True, is_dead_letter=True)
+                with suppress(MqttConnectorError):  # which is remembered
+                    self._publish([letter])
         except ErgonError as error:
             yield Observation("connection", error.message, error.remedy or "", is_grave=True)
+        yield from self._refusals.observations()
 
     # ---- inside: what comes ----
 
@@ -422,7 +435,12 @@ class MqttConnector:
         # Retained, each under a topic of its own: a broker keeps nothing else that nobody reads.
         place = dead_letter_place(self._dead, arrived.topic, identity)
         return MqttPublication(
-            place, arrived.body, headers, None, retain=True, expiry=self._expiries[1]
+            place,
+            arrived.body,
+            headers,
+            retain=True,
+            expiry=self._expiries[1],
+            is_dead_letter=True,
         )
 
     def _set_aside(self, arrived: Arrived, reason: str) -> None:
@@ -439,13 +457,24 @@ class MqttConnector:
         with self._publisher_in_use() as session:
             sent = [session.publish(each) for each in publications]
             for publication, answer in zip(publications, sent, strict=True):
-                session.check(publication, waited(answer))
+                self._check(session, publication, waited(answer))
 
     async def _publish_async(self, publications: list[MqttPublication]) -> None:
         async with self._aio_publisher_in_use() as session:
             codes = await waited_async([session.publish(each) for each in publications])
             for publication, code in zip(publications, codes, strict=True):
-                session.check(publication, code)
+                self._check(session, publication, code)
+
+    def _check(self, session: MqttSession, publication: MqttPublication, code: int) -> None:
+        """Raise what a reason code means, and remember it until the like is taken."""
+        what = "dead letters" if publication.is_dead_letter else publication.topic
+        try:
+            session.check(publication, code)
+        except MqttConnectorError as error:
+            session.was_refused = True
+            self._refusals.note(what, error)
+            raise
+        self._refusals.taken(what)
 
     # ---- inside: connections ----
 
@@ -482,7 +511,10 @@ class MqttConnector:
     def _publisher_in_use(self) -> Iterator[MqttSession]:
         session = self._publishing.get()
         if not session.is_open:  # it broke while nobody used it
-            self._publishing.lost(session, session.error or ConnectionError("closed"))
+            if session.was_refused:  # some brokers hang up after that
+                self._publishing.drop(session)
+            else:
+                self._publishing.lost(session, session.error or ConnectionError("closed"))
             session = self._publishing.get()
         try:
             yield session
@@ -495,7 +527,10 @@ class MqttConnector:
     async def _aio_publisher_in_use(self) -> AsyncIterator[MqttSession]:
         session = await self._apublishing.get()
         if not session.is_open:
-            await self._apublishing.lost(session, session.error or ConnectionError("closed"))
+            if session.was_refused:
+                await self._apublishing.drop(session)
+            else:
+                await self._apublishing.lost(session, session.error or ConnectionError("closed"))
             session = await self._apublishing.get()
         try:
             yield session

@@ -25,7 +25,7 @@ class MqttPublication:
     correlation: str | None = None
     retain: bool = False
     expiry: int | None = None
-    must_be_heard: bool = True
+    is_dead_letter: bool = False
 
 
 def check_texts(transaction_id: str, publication: MqttPublication) -> None:

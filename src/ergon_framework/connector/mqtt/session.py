@@ -39,6 +39,13 @@ HELD_BACK = 1.0
 NOBODY = 0x10
 """The reason code of a message for which there is no subscription."""
 FAILED = 0x80
+_REMEDIES = {
+    0x87: "let the broker's access list allow the user to write to that topic",
+    0x90: "give a topic that the broker accepts",
+    0x97: "raise the quota that the broker has for the user, or publish less",
+    0x99: "publish what the broker accepts as a payload there",
+}
+"""What to do about the reason code of a message that the broker refused."""
 TAKEN_OVER = 0x8E
 _REFUSALS = frozenset({0x84, 0x85, 0x86, 0x87, 0x8A, 0x8C})
 """Protocol version, client id, user or password, not authorised, banned, authentication method."""
@@ -169,6 +176,8 @@ class MqttSession:
         self.discarded = 0
         """Messages with QoS 0 that were let go of, because too many waited here already."""
         self._is_closing = False
+        self.was_refused = False
+        """Whether the broker has refused a message that was published through it."""
         self.error: Exception | None = None
 
     # ---- both ends of its life ----
@@ -342,7 +351,7 @@ class MqttSession:
     def check(self, publication: MqttPublication, code: int) -> None:
         """Raise what a reason code means."""
         name, topic = self._options.url.name, publication.topic
-        if code == NOBODY and publication.must_be_heard and not publication.retain:
+        if code == NOBODY and not publication.retain:
             raise NobodySubscribedError(
                 f"{name} has no subscription for {topic!r}: the message is gone",
                 remedy="let its consumer connect once first: its session is kept; or retain=true",
@@ -350,7 +359,7 @@ class MqttSession:
         if code >= FAILED:
             raise MqttConnectorError(
                 f"{name} refuses a message for {topic!r} (reason code {code:#x})",
-                remedy="look at what the broker allows the user, and at its quotas",
+                remedy=_REMEDIES.get(code, "see in the log of the broker why it refuses that"),
             )
 
     def _properties(self, kind: str) -> Any:

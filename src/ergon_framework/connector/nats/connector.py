@@ -20,6 +20,7 @@ from ergon_framework.connector.broker.message import (
     with_reason,
 )
 from ergon_framework.connector.broker.options import COUNT, SOME_SECONDS, Bound, takes_options
+from ergon_framework.connector.broker.refusals import Refusals
 from ergon_framework.connector.nats.jetstream import (
     MESSAGE_ID,
     ConsumerUnservedError,
@@ -33,7 +34,14 @@ from ergon_framework.connector.nats.jetstream import (
 )
 from ergon_framework.connector.nats.loop_settlement import LoopSettlement
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
-from ergon_framework.errors import ConfigurationError, ErgonError, StoreUnavailableError, describe
+from ergon_framework.errors import (
+    ConfigurationError,
+    ErgonError,
+    StoreError,
+    StoreFullError,
+    StoreUnavailableError,
+    describe,
+)
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.storage.nats import NatsClient, address_of
 from ergon_framework.storage.nats.client import Sendable, headers_of
@@ -54,6 +62,8 @@ class _Held(NamedTuple):
     reply: str
     body: bytes
     headers: Mapping[str, str]
+    link: int
+    """The connection that brought it."""
 
 
 class NatsConnector(ThreadedTwins):
@@ -141,6 +151,7 @@ class NatsConnector(ThreadedTwins):
             give_back=self._give_back,
             bounds=(max_in_flight, max_in_flight_bytes),
         )
+        self._refusals = Refusals(self._jetstream.name)
         self._session: JetStreamSession | None = None
         self.malformed = 0
         if ordered:
@@ -153,8 +164,11 @@ class NatsConnector(ThreadedTwins):
         self._source.connection.get()
 
     def health(self) -> bool:
-        """Whether it can be used: not closed, and its server was there when it was last asked."""
-        return self._source.is_healthy
+        """Whether it can be used: not closed, and its server was there when it was last asked.
+
+        A server that refuses what is published cannot be used until it takes the like of it.
+        """
+        return self._source.is_healthy and not self._refusals
 
     def observe(self) -> Iterator[Observation]:
         """What ``ergon doctor`` says of it."""
@@ -174,12 +188,16 @@ class NatsConnector(ThreadedTwins):
             about = self._jetstream.consumer(self._stream, self._consumer.durable)
             made = "will be made" if about is None else f"ack_wait {about['ack_wait'] / 1e9:g} s"
             yield Observation("consumer", f"{self._consumer.durable}: {made}")
+            if about is not None:
+                self._jetstream.check_settling(self._consumer)
             if self._dead_letters is None:
                 yield Observation(
                     "dead letters",
                     "what failed for good is terminated, and told as an advisory of the server",
                     "name a subject of another stream that keeps it: dead_letter_subject",
                 )
+
+        yield from self._refusals.observations()
 
     def _reads_dead_letters(self, patterns: Iterable[str]) -> bool:
         """Whether what is set aside would come again through one of these."""
@@ -219,7 +237,7 @@ class NatsConnector(ThreadedTwins):
         with dispatching("nats.publish", "messaging.message.id", given):
             messages = self._messages_of(given)
             if messages:
-                self._source.with_session(lambda _: self._jetstream.publish(messages))
+                self._source.with_session(lambda _: self._published(messages))
 
     def _messages_of(self, given: Sequence[Transaction]) -> list[Sendable]:
         if self._subject is None:
@@ -275,9 +293,10 @@ class NatsConnector(ThreadedTwins):
     def _delivered(self, messages: Sequence[Msg]) -> list[Transaction]:
         found: list[Transaction] = []
         until = SYSTEM_CLOCK.now() + self._source.leases.seconds
+        link = self._jetstream.client.link
         for message in messages:
             place = place_of(message.reply)
-            held = _Held(message.reply, message.data, _plain_headers(message))
+            held = _Held(message.reply, message.data, _plain_headers(message), link)
             if self._max_deliver and place.deliveries > self._max_deliver:
                 text = f"delivered {place.deliveries - 1} times without an outcome"
                 self._set_aside(held, text)
@@ -335,10 +354,24 @@ class NatsConnector(ThreadedTwins):
             self._source.with_session(lambda _: self._told(held, how, dead_reason))
 
     def _told(self, held: _Held, how: bytes, dead_reason: str | None) -> None:
+        self._refuse_forgotten(held)
         if dead_reason is not None:
             self._publish_dead(held, dead_reason)
         if not self._jetstream.settle(held.reply, how):
             self._refuse_unheard()
+
+    def _refuse_forgotten(self, held: _Held) -> None:
+        """A server that was killed may not know what it had delivered, and does not answer then."""
+        if self._consumer is None or held.link == self._jetstream.client.link:
+            return
+        delivered = self._jetstream.delivered(self._stream, self._consumer.durable)
+        place = place_of(held.reply)
+        if delivered is not None and delivered < place.sequence:
+            raise DeliveryExpiredError(
+                f"{self._jetstream.name} was started anew, and has forgotten that it delivered"
+                f" message {place.sequence} of the stream {self._stream!r}",
+                remedy="nothing: it delivers the message again",
+            )
 
     def _refuse_unheard(self) -> None:
         """Nobody took the outcome: the consumer was deleted, or its cluster has no leader."""
@@ -367,7 +400,18 @@ class NatsConnector(ThreadedTwins):
         # Once, however often we are asked to: the first answer may have been lost.
         again = {MESSAGE_ID: f"dead:{place.stream}:{place.sequence}"}
         letter = (self._dead_letters, held.body, with_reason(held.headers, reason) | again)
-        self._jetstream.publish([letter])
+        self._published([letter])
+
+    def _published(self, messages: Sequence[Sendable]) -> None:
+        """Publish to one subject; where that is refused, health is bad until it takes some."""
+        subject = messages[0][0]
+        try:
+            self._jetstream.publish(messages)
+        except StoreError as error:
+            if getattr(error, "is_refusal", False) or isinstance(error, StoreFullError):
+                self._refusals.note(subject, error)
+            raise
+        self._refusals.taken(subject)
 
     def get_transactions_count(self) -> int:
         """How many messages the consumer has not delivered yet."""
@@ -407,6 +451,7 @@ class NatsConnector(ThreadedTwins):
         """Without a thread while the connection stands: only making one blocks."""
         session = self._session
         is_there = session is not None and self._source.connection.is_current(session)
+        is_there = is_there and held.link == self._jetstream.client.link
         if not (is_there and await self._loop_settlement.settle(held.reply, how)):
             await self._threads.run(self._tell, held, how, None)
 

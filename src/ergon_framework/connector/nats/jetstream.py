@@ -66,6 +66,16 @@ class ConsumerUnservedError(StoreUnavailableError):
     is_refusal: ClassVar[bool] = True
 
 
+_NOWHERE = (1 << 63) - 1
+"""A place in a stream that no message has."""
+
+
+class SubjectUnheardError(StoreUnavailableError):
+    """The server is there, and no stream of it takes what is published to the subject."""
+
+    is_refusal: ClassVar[bool] = True
+
+
 @dataclass(frozen=True, slots=True)
 class DurableConsumer:
     """The durable consumer that is read, and how it is made when there is none."""
@@ -108,12 +118,26 @@ class JetStream:
         if config is None:
             config = self._make(options)
         _refuse_unfit(config, options)
+        self.check_settling(options)
         return JetStreamSession(config["ack_wait"] / _NANOSECONDS)
+
+    def check_settling(self, options: DurableConsumer) -> None:
+        """Raise where the user may not tell how deliveries end: each would be worked for ever.
+
+        It says that a delivery is worked on which no consumer has ever made.
+        """
+        place = f"1.{_NOWHERE}.{_NOWHERE}.0.0"
+        self.settle(f"$JS.ACK.{options.stream}.{options.durable}.{place}", b"+WPI")
 
     def consumer(self, stream: str, durable: str) -> dict[str, Any] | None:
         """How a consumer is configured; None when there is none of that name."""
         answer = self.api(f"CONSUMER.INFO.{stream}.{durable}", None, NO_CONSUMER)
         return None if answer is None else answer["config"]
+
+    def delivered(self, stream: str, durable: str) -> int | None:
+        """Up to which message the consumer knows to have delivered; None when it is not there."""
+        answer = self.api(f"CONSUMER.INFO.{stream}.{durable}", None, NO_CONSUMER)
+        return None if answer is None else int(answer["delivered"]["stream_seq"])
 
     def waiting(self, stream: str, durable: str) -> int:
         """How many messages the consumer has not delivered yet."""
@@ -241,8 +265,8 @@ def missing_stream(name: str, stream: str) -> ConfigurationError:
     )
 
 
-def _unheard(name: str, subject: str) -> StoreUnavailableError:
-    return StoreUnavailableError(
+def _unheard(name: str, subject: str) -> SubjectUnheardError:
+    return SubjectUnheardError(
         f"{name} has no stream that takes the subject {subject!r} just now",
         remedy="see which subjects the streams have: nats stream ls --subjects",
         details={"is_lost": False},

@@ -35,10 +35,13 @@ from ergon_framework.connector.broker.message import (
     with_reason,
 )
 from ergon_framework.connector.broker.options import SOME_SECONDS, Bound, seconds_of, takes_options
+from ergon_framework.connector.broker.refusals import Refusals
 from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.connector.rabbitmq.errors import (
     LOCKED,
+    NotTakenError,
     RabbitConnectorError,
+    UnroutableError,
     channel_lost,
     innermost,
     refused,
@@ -181,6 +184,7 @@ class RabbitConnector:
         self._dropped: DroppedDeliveries[Received] = DroppedDeliveries()
         self._delayed: DelayedDeliveries[Received] = DelayedDeliveries()
         self._wakeup = Wakeup()
+        self._refusals = Refusals(self._broker)
         self._of_parents: list[object] = []  # freeing these would close what the parent uses
         self._consumers: dict[str, PikaConsumer | AioConsumer] = {}  # the last of each colour
         renew_after_fork(self)
@@ -202,12 +206,15 @@ class RabbitConnector:
     # ---- both ends of its life ----
 
     def health(self) -> bool:
-        """Whether it can be used: not closed, and the broker answers as far as is known."""
+        """Whether it can be used: not closed, and the broker answers as far as is known.
+
+        A broker that refuses what is published cannot be used until it takes the like of it.
+        """
         states = [self._consuming.state, self._publishing.state]
         states += [self._aconsuming.state, self._apublishing.state]
         # A publisher that broke while nobody used it shows only that it has to be made anew.
         is_there = all(each.is_open for each in self._consumers.values())
-        return is_there and all(each.is_healthy for each in states)
+        return is_there and not self._refusals and all(each.is_healthy for each in states)
 
     def stop_waiting(self) -> None:
         """The fetch under way waits no longer. Any thread may call."""
@@ -414,6 +421,7 @@ class RabbitConnector:
                     )
         except ErgonError as error:
             yield Observation("connection", error.message, error.remedy or "", is_grave=True)
+        yield from self._refusals.observations()
 
     # ---- inside: what comes ----
 
@@ -544,13 +552,25 @@ class RabbitConnector:
 
     def _publish(self, messages: Sequence[Outgoing]) -> None:
         if messages:
-            with self._publisher_in_use() as publisher:
+            with self._remembered(messages[0]), self._publisher_in_use() as publisher:
                 publisher.publish(messages, may_declare=self._may_declare)
 
     async def _publish_async(self, messages: Sequence[Outgoing]) -> None:
         if messages:
-            async with self._aio_publisher_in_use() as publisher:
-                await publisher.publish(messages, may_declare=self._may_declare)
+            with self._remembered(messages[0]):
+                async with self._aio_publisher_in_use() as publisher:
+                    await publisher.publish(messages, may_declare=self._may_declare)
+
+    @contextmanager
+    def _remembered(self, message: Outgoing) -> Iterator[None]:
+        """Where the broker refuses what goes to one place, health is bad until it takes some."""
+        what = f"{message.exchange}/{message.routing_key}"
+        try:
+            yield
+        except (UnroutableError, NotTakenError, ConfigurationError) as error:
+            self._refusals.note(what, error)
+            raise
+        self._refusals.taken(what)
 
     @contextmanager
     def _settled(

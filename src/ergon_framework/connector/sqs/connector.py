@@ -33,6 +33,7 @@ from ergon_framework.connector.broker.message import (
     with_reason,
 )
 from ergon_framework.connector.broker.options import Bound, takes_options
+from ergon_framework.connector.broker.refusals import Refusals
 from ergon_framework.connector.broker.url import BrokerUrl, import_client
 from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.connector.sqs.held import HeldMessage, HeldMessages
@@ -145,6 +146,7 @@ class SqsConnector(ThreadedConsuming):
         self._max_bytes = max_message_bytes
         self._codec = MessageCodec(format, max_message_bytes, name)
         self._wakeup = Wakeup()
+        self._refusals = Refusals(self._title)
         self._connection = BrokerConnection(
             self._title, self._connect, lambda queue: queue.client.close(), self._wakeup
         )
@@ -153,10 +155,14 @@ class SqsConnector(ThreadedConsuming):
             self._visibility, self._in_flight, lambda some: self._queue().show_again(some)
         )
         self._deletes = Batcher(
-            lambda some: self._ask_queue(lambda queue: queue.delete(some)), self._threads
+            lambda some: self._ask_queue(lambda queue: queue.delete(some), "DeleteMessage"),
+            self._threads,
         )
         self._returns = Batcher(
-            lambda some: self._ask_queue(lambda queue: queue.show_again(some)), self._threads
+            lambda some: self._ask_queue(
+                lambda queue: queue.show_again(some), "ChangeMessageVisibility"
+            ),
+            self._threads,
         )
         self.renew()
         renew_after_fork(self)
@@ -169,8 +175,8 @@ class SqsConnector(ThreadedConsuming):
     # ---- both ends of its life ----
 
     def health(self) -> bool:
-        """Whether it can be used, as far as is known."""
-        return self._connection.state.is_healthy
+        """Whether it can be used, as far as is known; not while something is refused."""
+        return self._connection.state.is_healthy and not self._refusals
 
     def observe(self) -> list[Observation]:
         """What ``ergon doctor`` says: whether the queue is there, and where failures go."""
@@ -192,7 +198,7 @@ class SqsConnector(ThreadedConsuming):
                     f"set maxReceiveCount of the queue to {FEW_RECEIVES} or more",
                 )
             )
-        return told
+        return told + self._refusals.observations()
 
     def close(self) -> None:
         """Give back what was not handed out, and let go."""
@@ -219,7 +225,7 @@ class SqsConnector(ThreadedConsuming):
         with dispatching("sqs.send", "messaging.message.id", given):
             entries = self._entries(given)
             queue = self._queue()
-            self._asked(queue, lambda: queue.send(queue.url, entries))
+            self._asked(queue, lambda: queue.send(queue.url, entries), "SendMessage")
 
     # ---- consuming ----
 
@@ -266,7 +272,7 @@ class SqsConnector(ThreadedConsuming):
     def get_transactions_count(self) -> int:
         """About how many messages wait."""
         queue = self._queue()
-        return self._asked(queue, queue.count)
+        return self._asked(queue, queue.count, action="")
 
     # ---- the same for event loops ----
 
@@ -377,20 +383,29 @@ class SqsConnector(ThreadedConsuming):
     def _queue(self) -> SqsQueue:
         return self._connection.get()
 
-    def _ask_queue(self, request: Callable[[SqsQueue], T]) -> T:
+    def _ask_queue(self, request: Callable[[SqsQueue], T], action: str) -> T:
         queue = self._queue()
-        return self._asked(queue, lambda: request(queue))
+        return self._asked(queue, lambda: request(queue), action)
 
-    def _asked(self, queue: SqsQueue, request: Callable[[], T], title: str = "") -> T:
-        """What a request answers; a broken connection is made anew at the next use."""
+    def _asked(self, queue: SqsQueue, request: Callable[[], T], action: str, title: str = "") -> T:
+        """What a request answers; a broken connection is made anew at the next use.
+
+        What only an operator can change is remembered until the same action is taken again: the
+        queue may well be found, and received from, by a user who may not do this.
+        """
         try:
-            return request()
+            answer = request()
         except queue.client.exceptions.ClientError as error:
-            raise self._refusal(queue, error, title) from error
+            found = self._refusal(queue, error, title)
+            if action and isinstance(found, ConfigurationError) and "AccessDenied" in str(error):
+                self._refusals.note(action, found)
+            raise found from error
         except SqsConnectorError:
             raise
         except Exception as error:
             raise self._connection.lost(queue, error) from error
+        self._refusals.taken(action)
+        return answer
 
     def _refusal(self, queue: SqsQueue, error: Any, title: str = "") -> Exception:
         """What SQS answered; where only an operator can change it, the health is bad until then."""
@@ -564,7 +579,8 @@ class SqsConnector(ThreadedConsuming):
             }
         dead_letters = queue.dead_letters
         title = f"{self._title}: its dead-letter queue"
-        self._asked(queue, lambda: queue.send(dead_letters, [entry]), title)
+        send = functools.partial(queue.send, dead_letters, [entry])
+        self._asked(queue, send, "SendMessage to the dead letters", title)
 
     def _set_aside(self, held: HeldMessage, reason: str) -> None:
         """Move what is no transaction to the dead letters; if that fails, it comes again."""
@@ -608,7 +624,7 @@ def _explained(title: str, error: Any) -> Exception:
     code = str(error.response["Error"]["Code"])
     if any(each in code for each in _MISTAKES):
         return ConfigurationError(
-            f"{title}: SQS answers {code}",
+            f"{title}: SQS answers {code} to {error.operation_name}",
             remedy="see that region and queue are right, and what the credentials may do",
         )
     return refusal(code)
