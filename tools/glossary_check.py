@@ -5,7 +5,8 @@
 - In the package that also holds for functions, arguments, variables and attributes, except for
   words that say something plain there (``PLAIN_IN_NAMES``).
 - The map in the ``__init__`` of a package, however deep, names files that are there.
-- A public class of the package has a name of its own: a reader who searches for it finds one home.
+- A public class or type alias of the package has a name of its own: a reader who searches for it
+  finds one home.
   ``SHARED`` lists the exceptions and why. A private class is looked for in its own file.
 - In the tools and the benchmarks, each for itself, two classes may share a name.
 - A word that the glossary explains is not also one that it forbids.
@@ -137,13 +138,24 @@ def _bound_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def class_homes(package: Path) -> dict[str, list[str]]:
-    """Where each top-level class below a folder is defined."""
+    """Where each top-level class or type alias below a folder is defined."""
     homes = defaultdict(list)
     for path in sorted(package.rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef):
-                homes[node.name].append(path.relative_to(package).as_posix())
+            if name := _type_name(node):
+                homes[name].append(path.relative_to(package).as_posix())
     return homes
+
+
+def _type_name(node: ast.stmt) -> str | None:
+    """What a statement calls a type: a class, or ``Name: TypeAlias = …``."""
+    match node:
+        case ast.ClassDef(name=name):
+            return name
+        case ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Name(id="TypeAlias")):
+            return name
+        case _:
+            return None
 
 
 def shared_names(homes: Mapping[str, list[str]], most: int) -> Iterator[str]:
@@ -156,7 +168,7 @@ def shared_names(homes: Mapping[str, list[str]], most: int) -> Iterator[str]:
             rule = (
                 "give each a name of its own" if allowed == 1 else f"at most {allowed} may share it"
             )
-            yield f"class {name} is defined in {', '.join(places)}: {rule}"
+            yield f"{name} is defined in {', '.join(places)}: {rule}"
 
 
 def stale_maps(package: Path) -> Iterator[str]:

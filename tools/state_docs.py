@@ -19,12 +19,12 @@ from ergon_framework.core.job import (
     CancelRequested,
     Discarded,
     EditRequested,
-    Event,
     ExecutorMissing,
     Expired,
     Failed,
     HandlerMissing,
     HeldBack,
+    JobEvent,
     JobRule,
     JobSnapshot,
     JobStatus,
@@ -104,7 +104,7 @@ MEANINGS = {
 _ERROR = Failure(Kind.DEFECT, "error")
 _REFUSED = Failure(Kind.REJECTED, "handler_not_found")
 _GATE = Failure(Kind.HELD, "held")
-SEEN: tuple[tuple[str, Event, int], ...] = (
+SEEN: tuple[tuple[str, JobEvent, int], ...] = (
     ("the executor answered success", Succeeded(), 0),
     ("the signal came that it waits for", Signalled(), 0),
     ("its handler discarded it", Discarded(), 0),

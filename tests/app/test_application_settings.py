@@ -189,8 +189,8 @@ def test_a_queue_with_nothing_but_times_keeps_the_limits_that_an_operator_set(
         store.set_queue(name, max_active=3)
     setup.limit_queues(store)
     assert [(each.name, each.max_active) for each in store.queues()] == [("mails", 3)]
-    assert setup.jobs.kept("mails", JobStatus.FAILED) == 7_776_000.0
-    assert setup.jobs.kept("mails", JobStatus.COMPLETED) == setup.jobs.result_ttl
+    assert setup.jobs.retention.keep("mails", JobStatus.FAILED) == 7_776_000.0
+    assert setup.jobs.retention.keep("mails", JobStatus.COMPLETED) == setup.jobs.result_ttl
 
 
 def test_defaults_without_any_section() -> None:

@@ -14,7 +14,7 @@ from ergon_framework.app.console import ExitCode
 from ergon_framework.app.liveness import LivenessState, Snapshot
 from ergon_framework.app.outcome import RunOutcome
 from ergon_framework.app.processes import MAX_IDS, ProcessChild, Spawner, SupervisorLink
-from ergon_framework.app.supervisor import Event, Heartbeat, WorkerEnded, worker_specs
+from ergon_framework.app.supervisor import Heartbeat, SupervisorEvent, WorkerEnded, worker_specs
 from ergon_framework.engine.report import Report
 
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ def test_beats_and_the_outcome_arrive() -> None:
     os.close(write_end)
     parent.tell_beat(Snapshot())  # nobody listens any more: no error
 
-    events: SimpleQueue[Event] = SimpleQueue()
+    events: SimpleQueue[SupervisorEvent] = SimpleQueue()
     process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
     ProcessChild(3, process, os.fdopen(read_end, "rb")).listen(events)
     assert events.get(timeout=PATIENCE) == Heartbeat(
@@ -53,7 +53,7 @@ def test_beats_and_the_outcome_arrive() -> None:
 
 def test_a_program_that_cannot_be_started() -> None:
     """The supervisor gets the error, and no pipe is left open."""
-    events: SimpleQueue[Event] = SimpleQueue()
+    events: SimpleQueue[SupervisorEvent] = SimpleQueue()
     nursery = Spawner(lambda *_: ["/nonexistent/program"], worker_specs(1), events)
     before = len(list(Path("/dev/fd").iterdir()))
     with pytest.raises(FileNotFoundError):

@@ -136,3 +136,43 @@ def test_the_file_of_a_store_is_beside_the_settings(
     monkeypatch.chdir(tmp_path)
     seen = found(tmp_path / "etc", '[store]\nurl = "sqlite:///data/work.db"\n')["store"]
     assert seen.status is FindingStatus.OK
+
+
+@pytest.mark.parametrize("settings", ["store", "jobs"])
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ("emptied", "is empty"),
+        ("folder", "is a folder"),
+        ("unmarked", "has lost the table ergon_schema"),
+        ("dropped", "has lost jobs tables that were made: ergon_jobs"),
+    ],
+)
+def test_a_file_that_has_lost_its_tables_is_found(
+    tmp_path: Path, damage: str, settings: str, told: str
+) -> None:
+    """And what is missing is said; looking makes nothing anew, which would hide it."""
+    file = tmp_path / "work.db"
+    url = f"sqlite:///{file}"
+    open_store(url).close()
+    if damage in ("emptied", "folder"):
+        for each in tmp_path.glob("work.db*"):
+            if each.is_file():
+                each.unlink()
+        file.mkdir() if damage == "folder" else file.touch()
+    else:
+        table = "ergon_schema" if damage == "unmarked" else "ergon_jobs"
+        with closing(sqlite3.connect(file)) as connection:
+            connection.execute(f"DROP TABLE {table}")
+            connection.commit()
+    before = file.stat().st_size
+    text = f'[store]\nurl = "{url}"\n' if settings == "store" else f'[jobs]\nstore = "{url}"\n'
+    found = [each for each in seen_by_doctor(tmp_path, text) if told in each.found]
+    assert {each.status for each in found} == {FindingStatus.BAD}
+    assert all(each.remedy for each in found)
+    assert file.stat().st_size == before
+
+
+def seen_by_doctor(tmp_path: Path, text: str) -> list[Finding]:
+    """Everything that the doctor finds with such settings."""
+    return [*found(tmp_path, text).values()]

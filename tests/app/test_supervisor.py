@@ -14,17 +14,17 @@ from ergon_framework.app.liveness import LivenessState, Snapshot
 from ergon_framework.app.processes import WorkersOutcome
 from ergon_framework.app.supervisor import (
     KILL_AFTER,
-    Event,
     Heartbeat,
     SignalReceived,
     Supervisor,
+    SupervisorEvent,
     WorkerEnded,
     worker_specs,
 )
 from ergon_framework.core.process_restart import (
-    Decision,
     Finished,
     Restart,
+    RestartDecision,
     RestartRule,
     StopAll,
     after_exit,
@@ -46,16 +46,16 @@ class PlayedChild:
         self.done.append("kill")
 
 
-class TimedEvents(SimpleQueue[Event]):
+class TimedEvents(SimpleQueue[SupervisorEvent]):
     """A queue of events that moves the time on when there is none."""
 
-    def __init__(self, *events: Event) -> None:
+    def __init__(self, *events: SupervisorEvent) -> None:
         super().__init__()
         self.time = 0.0
         self.script = list(events)
         self.children: list[tuple[float, int, PlayedChild]] = []
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Event:
+    def get(self, block: bool = True, timeout: float | None = None) -> SupervisorEvent:
         is_signal = bool(self.script) and isinstance(self.script[0], SignalReceived)
         if timeout is not None and not is_signal:
             self.time += timeout
@@ -85,7 +85,7 @@ class TimedEvents(SimpleQueue[Event]):
 
 def exited(
     code: int, *, deaths: Sequence[float] = (), now: float = 0.0, is_complete: bool = False
-) -> Decision:
+) -> RestartDecision:
     """The decision about a worker that ended with an exit code."""
     is_done = code == ExitCode.DONE or is_complete
     is_refused = code == ExitCode.REFUSED

@@ -10,10 +10,10 @@ import pytest
 from ergon_framework.app.console import ExitCode
 from ergon_framework.app.supervisor import (
     LATE_AFTER,
-    Event,
     ProcessSpec,
     SignalReceived,
     Supervisor,
+    SupervisorEvent,
     WorkerEnded,
     WorkerReady,
 )
@@ -32,9 +32,9 @@ POSTS = [
 class Patient(TimedEvents):
     """Moves the time on only when the next event is of a process that does not run yet."""
 
-    past: list[Event]
+    past: list[SupervisorEvent]
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Event:
+    def get(self, block: bool = True, timeout: float | None = None) -> SupervisorEvent:
         event = self.script[0] if self.script else None
         if isinstance(event, WorkerEnded) and self.count(event.worker) <= self.ended(event.worker):
             assert timeout is not None, "the supervisor waits for ever"
@@ -56,7 +56,7 @@ class Patient(TimedEvents):
 class Play:
     """A supervisor of the three posts above, with a script of events."""
 
-    def __init__(self, *events: Event) -> None:
+    def __init__(self, *events: SupervisorEvent) -> None:
         self.timed = Patient(*events)
         self.timed.past = []
         self.lines: list[str] = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +140,44 @@ def test_another_file(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     copy.write_bytes(b"no database at all" * 100)
     assert invoke(["jobs", "audit", "--file", str(copy)]) == 1
     assert "cannot be read: file is not a database" in capsys.readouterr().err
+
+
+def test_after_a_server_was_killed_while_it_wrote(
+    told: Told, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it had written of an entry is taken back: the others can be read at once."""
+    copy = tmp_path / "killed.db"
+    with closing(sqlite3.connect(told.file, isolation_level=None)) as server:
+        # A page at a time, so that the file has some of what is not committed.
+        server.execute("PRAGMA cache_size = 1")
+        server.execute("BEGIN IMMEDIATE")
+        server.execute("UPDATE audit SET detail = hex(zeroblob(9000))")
+        copy.write_bytes(told.file.read_bytes())
+        journal = told.file.with_name(f"{told.file.name}-journal")
+        Path(f"{copy}-journal").write_bytes(journal.read_bytes())
+        server.execute("ROLLBACK")
+    actors = [each["actor"] for each in rows(capsys, "--file", str(copy))]
+    assert actors == ["bob", "ada", "eve"]
+
+
+@pytest.mark.usefixtures("told")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["audit", "--actor", "\udcff"], "'\\udcff' is no UTF-8"),
+        (["audit", "--limit", "99999999999999999999"], "99999999999999999999 is too large"),
+        (["flows", "list", "--limit", "99999999999999999999"], "is too large"),
+        (["jobs", "show", "\udcff"], "is no UTF-8"),
+        (["why", "a\udcff"], "is no UTF-8"),
+    ],
+)
+def test_arguments_that_no_store_can_take(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are a mistake of whoever typed them, not a defect of ours."""
+    assert invoke(["enqueue", "work"]) == 0
+    assert invoke(options) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_every_action_can_be_looked_for() -> None:

@@ -390,9 +390,9 @@ def test_process_that_wants_to_leave(ergon: Ergon) -> None:
     """A hook does not choose the exit code: the outcome is told, and the code is 1."""
     answer = ergon("process", "shop:Leaving", "--payload", "1", "--json")
     assert (answer.code, answer.json["exit_code"]) == (1, 1)
-    assert answer.json["outcome"] == "aborted"
+    assert answer.json["outcome"] == "failed"
     assert answer.json["error"]["message"] == "SystemExit: 5"
-    assert "aborted" in ergon("process", "shop:Leaving", "--payload", "1").out
+    assert "failed" in ergon("process", "shop:Leaving", "--payload", "1").out
 
 
 def test_process_by_an_unknown_id(ergon: Ergon) -> None:

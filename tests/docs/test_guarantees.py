@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.jobs.settings import DAY, JobsSettings
+from ergon_framework.core.retention import DAY
+from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.providers import retention, shared_circuit, write_behind
 from ergon_framework.providers.tasks import TaskOptions
 from ergon_framework.task.mixins.policies import ConsumerPolicy

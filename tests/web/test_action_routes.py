@@ -231,3 +231,14 @@ def test_the_audit_log_has_what_came_through_the_api(api: Api) -> None:
         ("requeue", "w0", "refused", "job_state"),
         ("requeue", "d0", "done", ""),
     ]
+
+
+@pytest.mark.parametrize("field", ["queue", "handler"])
+@pytest.mark.parametrize("text", [r"\ud800", r"a\u0000b"])
+def test_a_filter_that_no_store_can_take(api: Api, field: str, text: str) -> None:
+    """Half a character, or one that PostgreSQL has not, is a mistake of who asks."""
+    body = f'{{"action": "cancel", "filter": {{"{field}": "{text}"}}}}'
+    answer = api.post("/bulk", body.encode())
+    assert answer.status_code == 422
+    assert f"query.{field}" in answer.text
+    assert api.status("w0") == "pending"

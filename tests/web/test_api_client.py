@@ -94,6 +94,10 @@ def test_flows(place: Path, url: str) -> None:
     client.cancel_flow(made)
     assert client.purge_flow(made).status == "purged"
     assert client.flows() == []
+    with JobClient(f"sqlite:///{place}/work.db") as jobs:
+        named = [jobs.chain("one", "two").enqueue() for _ in range(5)]
+    assert [each.id for each in client.all_flows(page=2)] == named[::-1]
+    assert [each.id for each in client.flows(limit=3)] == named[:1:-1]
 
 
 def test_queues_and_schedules(place: Path, url: str) -> None:

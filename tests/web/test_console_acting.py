@@ -182,6 +182,16 @@ def test_many_only_of_the_states_that_allow_it(place: Place) -> None:
     assert place.statuses()["d0"] == "failed"
 
 
+def test_an_empty_id_does_not_mean_all_jobs(place: Place) -> None:
+    """A form whose id got lost is refused: without an id, the filter would choose every job."""
+    client = place.signed_in()
+    before = place.statuses()
+    mine = secret(client)
+    answer = send(client, "change", action="cancel", id="", secret=mine, sure="yes")
+    assert (answer.status_code, "send the id of a job" in answer.text) == (422, True)
+    assert place.statuses() == before
+
+
 def test_what_the_state_forbids(place: Place) -> None:
     """A job that moved meanwhile: the page says what it is and what can be done."""
     client = place.signed_in()
@@ -281,6 +291,9 @@ def test_a_revoked_token_ends_its_sessions(tmp_path: Path) -> None:
     class Changing:
         def caller(self, token: bytes) -> str | None:
             return FixedTokens(known).caller(token)
+
+        def mark_of(self, name: str) -> bytes | None:
+            return FixedTokens(known).mark_of(name)
 
     sessions = Sessions(Changing(), ["ada"])
     cookie = sessions.sign_in(ADA, "here")
@@ -404,3 +417,47 @@ def test_what_may_be_done_all_the_same(
         let_go.set()
     assert done.wait(60)
     assert place.statuses()["d0"] == "pending"
+
+
+def confirmed(client: ConsoleClient, page: str) -> httpx.Response:
+    """Say yes to what a page asks: its form as a browser sends it."""
+    form = page[page.index('<form class="filter below"') :]
+    fields = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', form))
+    [action] = re.findall(r'name="action" value="(\w+)"', form)
+    return send(client, "change", None, action=action, **fields)
+
+
+def test_what_came_after_the_question_is_left(place: Place) -> None:
+    """Who has said yes to two jobs has said nothing about a third; the next form is about that."""
+    client = place.signed_in()
+    more = {"status": "pending", "queue": "mail", "secret": secret(client)}
+    asked = send(client, "change", None, action="cancel", **more)
+    assert "Cancel 2 jobs?" in asked.text
+    assert 'href="/console/jobs?status=pending&amp;queue=mail">Leave them' in asked.text
+    with JobClient(place.url) as jobs:
+        jobs.enqueue("handle.mail", id="new", queue="mail")
+    answer = confirmed(client, asked.text)
+    assert "2 jobs were cancelled" in answer.text
+    assert place.statuses() | {"new": "pending", "w0": "cancelled", "w2": "cancelled"} == (
+        place.statuses()
+    )
+    assert place.entries()[0].number == 2
+    assert "Cancel the rest" in answer.text
+    rest = send(client, "change", None, action="cancel", **more)
+    assert "Cancel 1 job?" in rest.text
+    assert "1 job was cancelled" in confirmed(client, rest.text).text
+
+
+def test_no_more_jobs_than_were_asked_about(place: Place) -> None:
+    """An older job that comes to match is one too many: as many are left as were not said."""
+    client = place.signed_in()
+    with JobClient(place.url) as jobs:
+        jobs.cancel("w0")
+        asked = send(client, "change", None, action="cancel", queue="mail", secret=secret(client))
+        assert "Cancel 1 job?" in asked.text
+        jobs.retry("w0")
+    assert "1 job was cancelled" in confirmed(client, asked.text).text
+    for wrong in ("x", "-1", "9" * 30):
+        more = {"secret": secret(client), "told": wrong, "sure": "yes"}
+        answer = send(client, "change", None, action="cancel", queue="mail", **more)
+        assert answer.status_code == 422

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -258,3 +259,24 @@ def test_a_page_that_cannot_be_loaded_anew(chromium: Browser, url: str) -> None:
         page.goto(f"{url}/console/jobs")
         page.get_by_text("not up to date").wait_for()
         assert page.locator("tbody tr").count() > 1
+
+
+def test_a_phone_of_somebody_who_has_signed_in(chromium: Browser, tmp_path: Path) -> None:
+    """Buttons in a list scroll with it: the page itself is no wider than the screen."""
+    settings_in(tmp_path, "[server]\nport = 0")
+    fill_jobs(tmp_path, waiting=2)
+    with (
+        started(tmp_path) as (server, line),
+        chromium.new_context(viewport={"width": 360, "height": 640}) as context,
+    ):
+        assert server.stderr is not None
+        link = next(
+            found for each in server.stderr if (found := re.search(r"http\S+once=\S+", each))
+        )
+        page = context.new_page()
+        page.goto(link[0])
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_url("**/console")
+        page.goto(f"{line.split()[-1]}/console/queues")
+        assert page.get_by_role("button", name="Pause").count() == 2
+        assert page.evaluate("document.documentElement.scrollWidth") == 360

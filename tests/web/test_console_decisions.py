@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from starlette.responses import StreamingResponse
 
@@ -276,6 +277,19 @@ def test_families_of_errors() -> None:
     )
     assert [(each["number"], each["latest_id"]) for each in found] == [(2, "a"), (1, "c"), (1, "d")]
     assert found[0]["message"].startswith("order 17 of 'ada'")
+
+
+def test_a_family_is_told_from_its_first_to_its_last() -> None:
+    """Also where many say the very same, and where the end of none is known."""
+    jobs = [dead(name, "no room") for name in "abc"]
+    replace = msgspec.structs.replace
+    ended = [replace(job, finished_at=at) for job, at in zip(jobs, (7.0, 3600.0, 5.0), strict=True)]
+    [found] = families([*ended, replace(jobs[0], queue="other", finished_at=None)])
+    assert (found["number"], found["latest_id"]) == (4, "a")
+    assert (found["first_at"][11:19], found["last_at"][11:19]) == ("00:00:05", "01:00:00")
+    assert found["queues"] == [jobs[0].queue, "other"]
+    [unknown] = families([replace(jobs[0], finished_at=None)])
+    assert (unknown["first_at"], unknown["last_at"]) == (None, None)
 
 
 def test_capabilities_in_one_row_each() -> None:

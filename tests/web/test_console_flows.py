@@ -15,6 +15,7 @@ from ergon_framework.ports.flow import NewFlow, StepPlace
 from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.web.application import create_app
 from ergon_framework.web.console.flow_graph import Steps, drawing, layout_of, with_others
+from ergon_framework.web.console.reading import SHOWN
 from tests.web.console_client import ConsoleClient
 from tests.web.content import settings_in
 from tests.web.test_console_pages import page, rows
@@ -55,6 +56,25 @@ def test_a_flow_with_slashes_in_its_id(client: ConsoleClient, tmp_path: Path) ->
         store.flows.add(flow, [NewJob(id="s", handler="build", step=place)])  # type: ignore[attr-defined]  # each of ours has them
     [link] = re.findall(r'href="([^"]+)">month<', page(client, "/console/flows"))
     assert "2026/11/a b" in page(client, link)
+
+
+def test_pages_of_the_list(client: ConsoleClient, tmp_path: Path) -> None:
+    """Each has a link to the next one, which keeps the filter, and the same as JSON and CSV."""
+    with JobClient(f"sqlite:///{tmp_path}/work.db") as jobs:
+        for n in range(SHOWN + 1):
+            jobs.chain("one", "two", name=f"flow-{n:02}").enqueue()
+    first = page(client, "/console/flows?status=running")
+    assert first.count('scope="row"') == SHOWN
+    [link] = re.findall(r'rel="next" href="([^"]+)"', first)
+    link = link.replace("&amp;", "&")
+    assert "status=running" in link
+    last = page(client, link)
+    assert (last.count('scope="row"'), "flow-00" in last, 'rel="next"' in last) == (1, True, False)
+    assert "data-events" not in last  # what comes anew is on the first one
+    found = client.get(f"{link}&format=json").json()
+    assert ([each["name"] for each in found["items"]], found["is_all"]) == (["flow-00"], True)
+    assert "flow-00" in client.get(f"{link}&format=csv").text
+    assert client.get("/console/flows?cursor=x").status_code == 422
 
 
 def test_the_list(client: ConsoleClient, tmp_path: Path) -> None:

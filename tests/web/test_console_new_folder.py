@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from pathlib import Path
 
 import pytest
@@ -9,12 +11,14 @@ import pytest
 from ergon_framework.app.settings import load_settings
 from ergon_framework.jobs import JobClient
 from ergon_framework.web.application import create_app
+from ergon_framework.web.console.answers import Answers
 from tests.web.console_client import ConsoleClient
 from tests.web.content import fill_calls
 from tests.web.test_console_pages import page
 
 pytestmark = pytest.mark.req("ONE:serve")
 
+FIRST_JOB = '{% from "parts.html" import first_job %}{{ first_job() }}'
 STORE = '[store]\nurl = "sqlite:///work.db"\n'
 
 
@@ -108,3 +112,32 @@ def test_what_the_settings_do_not_name(tmp_path: Path) -> None:
     assert "sqlite:///work.db" in page(client, "/console/jobs", 404)
     assert "The settings name no store for calls" in page(client, "/console/providers")
     assert "the page of zones" in page(client, "/console/zones/plant-b", 404)
+
+
+def test_examples_name_the_store_that_is_served(tmp_path: Path) -> None:
+    """They can be run from any folder, and reach the store that the pages tell of."""
+    client = served(tmp_path)
+    with JobClient(f"sqlite:///{tmp_path}/work.db"):
+        pass
+    for path in ("", "/jobs", "/flows"):
+        text = html.unescape(page(client, f"/console{path}"))
+        [code] = re.findall(
+            "<pre><code>(from ergon_framework.jobs.*?)</code></pre>", text, re.DOTALL
+        )
+        assert f'with JobClient("sqlite:///{tmp_path}/work.db") as client:\n    ' in code
+        compile(code, path, "exec")
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("redis://:secret@127.0.0.1:1/3", '"redis://127.0.0.1:1/3") as client:  # with its'),
+        ("redis://127.0.0.1:1/3", '"redis://127.0.0.1:1/3") as client:\n'),
+    ],
+)
+def test_an_example_shows_no_password(tmp_path: Path, url: str, code: str) -> None:
+    """Whoever reads the page knows that one is needed."""
+    environment = Answers(url).environment
+    text = html.unescape(environment.from_string(FIRST_JOB).render())
+    assert code in text
+    assert "secret" not in text

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from ergon_framework.core.flow import FlowStatus
+from ergon_framework.core.flow import CancelFlow, FlowStatus
+from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs import JobClient
-from ergon_framework.web.audit import AUDITED, OF_FLOWS
-from ergon_framework.web.flow_actions import FLOW_ACTIONS
+from ergon_framework.jobs.flow_client import decide, flows_of
+from ergon_framework.jobs.store_urls import open_store
+from ergon_framework.ports.jobstore import Search
+from ergon_framework.web.audit import AUDITED, OF_FLOWS, AuditLog, AuditSearch
+from ergon_framework.web.backend_pool import BackendPool
+from ergon_framework.web.backends import backends_of
+from ergon_framework.web.flow_actions import FLOW_ACTIONS, FlowActions
+from ergon_framework.web.job_actions import JobActions
 from ergon_framework.web.tokens import FixedTokens
 from tests.web.console_client import ConsoleClient
+from tests.web.content import fill_jobs, settings_in
 from tests.web.test_action_routes import Api
-from tests.web.test_console_acting import Place, send
+from tests.web.test_console_acting import Place, secret, send
 
 pytestmark = pytest.mark.req("ONE:serve")
 
@@ -116,6 +126,22 @@ def test_a_signal(place: Place) -> None:
     assert place.entries()[0].outcome == "refused"
 
 
+def test_a_page_that_is_stale(place: Place) -> None:
+    """Who presses a button that another has pressed is led back to the flow, or to the job."""
+    flow, client = held(place.url), place.signed_in()
+    form(client, flow, "retry")
+    again = form(client, flow, "retry")
+    assert again.status_code == 409
+    assert f'href="/console/flows/{flow}">The flow' in again.text
+    assert "This page is also" not in again.text
+    mine = {"secret": secret(client), "id": "d0"}
+    send(client, "change", None, action="requeue", **mine)
+    again = send(client, "change", None, action="requeue", **mine)
+    assert again.status_code == 409
+    assert 'href="/console/jobs/d0">The job' in again.text
+    assert "This page is also" in client.get("/console/jobs/nowhere").text
+
+
 def test_what_is_refused(place: Place) -> None:
     """A flow that is not there, one whose state does not allow it, and a word of nobody's."""
     flow, client = held(place.url), place.signed_in()
@@ -181,6 +207,7 @@ def test_flows_through_the_api(api: Api) -> None:
     assert api.post("/purge", at=path).status_code == 404
     assert api.get(path).status_code == 404
     assert api.get("/api/v1/flows?status=asleep").status_code == 422
+    assert api.get("/api/v1/flows?cursor=bm8").status_code == 422
 
 
 def test_a_signal_through_the_api(api: Api) -> None:
@@ -207,3 +234,46 @@ def test_who_may_change_flows(api: Api) -> None:
 def test_every_action_is_among_the_words_of_the_audit_log() -> None:
     """So that one can look for it."""
     assert {each.audited_as for each in FLOW_ACTIONS.values()} < set(OF_FLOWS) < set(AUDITED)
+
+
+LEFT = {"cancel": (JobStatus.PENDING,), "purge": (JobStatus.CANCELLED,)}
+
+
+class Ticks:
+    """A clock that goes on by two seconds whenever somebody looks at it."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 2.0
+        return self.now
+
+
+STEPS = 2500
+"""Of a flow that takes more slices than there is time for."""
+
+
+@pytest.mark.parametrize("name", ["cancel", "purge"])
+def test_a_request_ends_where_a_flow_is_large(tmp_path: Path, name: str) -> None:
+    """After its three seconds it is answered, the rest is left, and workers end it."""
+    fill_jobs(tmp_path, waiting=0)
+    settings = settings_in(tmp_path)
+    log = AuditLog()
+    actions = JobActions(BackendPool(backends_of(settings), 10.0, audit=log))
+    url = f"sqlite:///{tmp_path}/work.db"
+    with JobClient(url) as jobs:
+        flow = str(jobs.group([("thumb", [n]) for n in range(STEPS)]).enqueue())
+        if name == "purge":
+            decide(jobs.store, flow, CancelFlow())
+    told = asyncio.run(FlowActions(actions, Ticks()).change(FLOW_ACTIONS[name], flow, "ada"))
+    assert told == {"cancel": "cancelling", "purge": "purged"}[name]
+    assert [each.outcome for each in log.find(AuditSearch(), 9)] == ["done"]
+    with closing(open_store(url)) as store:
+        left = store.count(Search(flow=flow, statuses=LEFT[name]))
+        assert 0 < left < STEPS
+        while store.count(Search(flow=flow, statuses=LEFT[name])):
+            store.prune(1000)
+            if name == "cancel":
+                flows_of(store).sweep(flow)
+        found = flows_of(store).find(flow)
+    assert (None if found is None else found.status.value) == {"cancel": "cancelled"}.get(name)

@@ -9,10 +9,11 @@ Where to look first:
   ``jobs``, ``zones`` and ``providers`` are the set-up of each part; ``earlier_store`` tells of jobs
   that a script stored before its settings named another store
 - ``wiring`` finds out what a task needs, ``factories`` and ``lifespan`` build, open and close it
-- ``run`` is ``ergon run``: in this process, or under a ``supervisor`` that starts ``processes``;
-  ``signals`` stops them, ``liveness`` and ``probe`` tell how they are, ``liveness_outputs`` where;
-  ``app_reference`` finds the App that is meant (``script_source`` reads its script), ``reload``
-  starts it again, ``run_once`` runs one transaction, and ``outcome`` is how a run ended
+- ``run_parts`` is ``ergon run``: in this process, or under a ``supervisor`` that starts
+  ``processes``; ``signals`` stops them, ``liveness`` and ``probe`` tell how they are,
+  ``liveness_outputs`` where; ``app_reference`` finds the App that is meant (``script_source`` reads
+  its script), ``reload`` starts it again, ``run_once`` runs one transaction, and ``outcome`` is how
+  a run ended
 - ``worker`` and ``node`` are the job worker and the node of a zone
 - ``observability`` sets logs and telemetry up; ``journal`` is ``tail`` and ``trace``
 - ``diagnostics`` is ``check`` and ``doctor``, ``explain`` is ``why``, ``dead_letters`` is ``dlq``

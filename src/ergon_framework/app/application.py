@@ -56,6 +56,7 @@ from ergon_framework.app.job_handlers import JobHandler
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ConfigurationError, ErgonError, WiringError
 from ergon_framework.executor import Registry
+from ergon_framework.lazy_exports import LateModule
 from ergon_framework.ports.job_options import HandlerOptions
 from ergon_framework.ports.lifespan import (
     SHUTDOWN_TIMEOUT,
@@ -68,20 +69,35 @@ from ergon_framework.ports.middleware import MiddlewareStack
 from ergon_framework.ports.usage import shows
 
 if TYPE_CHECKING:
-    from ergon_framework.app.jobs import JobSetup
-    from ergon_framework.app.run_app import AppPart, AppReport, ConsumerPart, WorkerPart
-    from ergon_framework.app.settings import Settings
+    import ergon_framework.app.jobs as app_jobs
+    import ergon_framework.app.run_app as app_run
+    import ergon_framework.app.settings as app_settings
+    import ergon_framework.connector.boundary as zone_connector
+    import ergon_framework.jobs.async_client as async_job_client
+    import ergon_framework.jobs.client as job_client
+    import ergon_framework.jobs.flows as job_flows
+    import ergon_framework.jobs.scheduler as job_scheduler
+    import ergon_framework.jobs.worker as job_worker
+    import ergon_framework.providers.functions as provider_functions
+    import ergon_framework.task.functions as task_functions
+    import ergon_framework.task.options as task_options
+    from ergon_framework.app.run_app import AppPart, ConsumerPart, WorkerPart
     from ergon_framework.boundary.settings import ZoneSettings
-    from ergon_framework.connector.boundary import Zone
-    from ergon_framework.jobs.async_client import AsyncJobClient
-    from ergon_framework.jobs.client import JobClient
-    from ergon_framework.jobs.flows import Chain, FlowClients, Group, SignalStep, Step
-    from ergon_framework.jobs.scheduler import ScheduleSettings
-    from ergon_framework.jobs.worker import WorkerReport
-    from ergon_framework.providers.functions import Provider, ShortProviderOptions
-    from ergon_framework.task.functions import ConsumerDecorator, FunctionConsumer
+    from ergon_framework.jobs.flows import FlowClients
     from ergon_framework.task.mixins.policies import ConsumerPolicy
-    from ergon_framework.task.options import ConsumerOptions
+else:
+    app_jobs = LateModule("ergon_framework.app.jobs")
+    app_run = LateModule("ergon_framework.app.run_app")
+    app_settings = LateModule("ergon_framework.app.settings")
+    zone_connector = LateModule("ergon_framework.connector.boundary")
+    async_job_client = LateModule("ergon_framework.jobs.async_client")
+    job_client = LateModule("ergon_framework.jobs.client")
+    job_flows = LateModule("ergon_framework.jobs.flows")
+    job_scheduler = LateModule("ergon_framework.jobs.scheduler")
+    job_worker = LateModule("ergon_framework.jobs.worker")
+    provider_functions = LateModule("ergon_framework.providers.functions")
+    task_functions = LateModule("ergon_framework.task.functions")
+    task_options = LateModule("ergon_framework.task.options")
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -147,18 +163,18 @@ class App:
         self._name = self._given_name or _name_of(file)
         self._lock = threading.RLock()
         self._blocks = 0  # ``with`` blocks that have not ended
-        self._settings: Settings | None = None
-        self._setup: JobSetup | None = None
-        self._client: JobClient | None = None
-        self._async_client: AsyncJobClient | None = None
+        self._settings: app_settings.Settings | None = None
+        self._setup: app_jobs.JobSetup | None = None
+        self._client: job_client.JobClient | None = None
+        self._async_client: async_job_client.AsyncJobClient | None = None
         self._schedules: dict[str, tuple[JobHandler[Any, Any], dict[str, Any]]] = {}
         self._middleware = MiddlewareStack()
         self._dependencies = Dependencies()
         self.registry = Registry(dependencies=self._dependencies, middleware=self._middleware)
-        self._consumers: dict[str, FunctionConsumer[..., Any]] = {}
-        self._providers: list[Provider] = []
+        self._consumers: dict[str, task_functions.FunctionConsumer[..., Any]] = {}
+        self._providers: list[provider_functions.Provider] = []
         self._provider_options: dict[str, Mapping[str, object]] = {}
-        self._zones: dict[str, Zone] = {}
+        self._zones: dict[str, zone_connector.Zone] = {}
         renew_after_fork(self)
 
     def renew(self) -> None:
@@ -278,10 +294,10 @@ class App:
     @shows("app.chain(fetch.step(url), resize.options(queue='slow').step(80))")
     def chain(
         self,
-        *parts: Step[Any] | SignalStep | Chain | Group | JobHandler[Any, Any],
+        *parts: job_flows.FlowPart | JobHandler[Any, Any],
         name: str = "",
         on_failure: str | None = None,
-    ) -> Chain:
+    ) -> job_flows.Chain:
         """Steps one after another: each waits for the one before it, and gets its result.
 
         A part is ``handler.step(…)``, a chain or a group. ``on_failure`` is what becomes of the
@@ -295,19 +311,19 @@ class App:
     @shows("app.group([resize.step(80), resize.step(160)], then=publish.step())")
     def group(
         self,
-        parts: Iterable[Step[Any] | SignalStep | Chain | Group | JobHandler[Any, Any]],
+        parts: Iterable[job_flows.FlowPart | JobHandler[Any, Any]],
         *,
-        then: Step[Any] | SignalStep | Chain | Group | JobHandler[Any, Any] | None = None,
+        then: job_flows.FlowPart | JobHandler[Any, Any] | None = None,
         name: str = "",
         on_failure: str | None = None,
-    ) -> Group:
+    ) -> job_flows.Group:
         """Steps side by side; ``then`` follows when all have ended, and gets their results."""
         from ergon_framework.jobs.flows import Group
 
         return Group(self._flow_clients(), parts, then, name, on_failure)
 
     @shows('app.wait_for_signal("approved", timeout=3600)')
-    def wait_for_signal(self, name: str, *, timeout: float | None = None) -> SignalStep:
+    def wait_for_signal(self, name: str, *, timeout: float | None = None) -> job_flows.SignalStep:
         """A step that waits until somebody calls ``flow.signal(name, value)``.
 
         ``timeout``: seconds, from when the step is reached, after which it fails.
@@ -343,8 +359,13 @@ class App:
 
     @shows('@app.consumer(connector, name="orders")')
     def consumer(
-        self, source: Any, /, *, name: str | None = None, **options: Unpack[ConsumerOptions]
-    ) -> ConsumerDecorator:
+        self,
+        source: Any,
+        /,
+        *,
+        name: str | None = None,
+        **options: Unpack[task_options.ConsumerOptions],
+    ) -> task_functions.ConsumerDecorator:
         """Make a function the handler of what a connector delivers.
 
         ``source`` is a connector, the name of one in the settings, or the URL of one, such as
@@ -363,7 +384,7 @@ class App:
                 remedy="pass a connector, or the name or the URL of one",
             )
 
-        def declare(function: Callable[P, T], /) -> FunctionConsumer[P, T]:
+        def declare(function: Callable[P, T], /) -> task_functions.FunctionConsumer[P, T]:
             refuse_method(function, "consumer")
             made = FunctionConsumer(
                 function,
@@ -392,7 +413,9 @@ class App:
     # ---- provider calls ----
 
     @shows('rates = app.provider("rates", timeout=5)')
-    def provider(self, name: str, **options: Unpack[ShortProviderOptions]) -> Provider:
+    def provider(
+        self, name: str, **options: Unpack[provider_functions.ShortProviderOptions]
+    ) -> provider_functions.Provider:
         """A service of somebody else, whose calls are guarded and recorded in this App's store.
 
         The options are those of :class:`ergon_framework.Provider`. What they leave out, the table
@@ -458,7 +481,7 @@ class App:
     # ---- facts ----
 
     @shows('app.zone("plant"), and say where it is kept under [zones.plant] of the settings')
-    def zone(self, name: str) -> Zone:
+    def zone(self, name: str) -> zone_connector.Zone:
         """A zone by its name: facts are published into it and read from it.
 
         The zone is that of the settings. Without one it lives in ``ergon.zones`` beside this App's
@@ -518,7 +541,7 @@ class App:
     # ---- the store ----
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> app_settings.Settings:
         """The settings of this script, with the store that it uses."""
         with self._lock:
             if self._settings is None:
@@ -526,7 +549,7 @@ class App:
             return self._settings
 
     @property
-    def setup(self) -> JobSetup:
+    def setup(self) -> app_jobs.JobSetup:
         """Store, executors and schedules of this script."""
         with self._lock:
             if self._setup is None:
@@ -542,7 +565,7 @@ class App:
         return "" if is_left_to_settings else self._name
 
     @property
-    def client(self) -> JobClient:
+    def client(self) -> job_client.JobClient:
         """The client of this script's store, for everything that is not about one handler."""
         with self._lock:
             if self._client is None:
@@ -550,7 +573,7 @@ class App:
             return self._client
 
     @property
-    def async_client(self) -> AsyncJobClient:
+    def async_client(self) -> async_job_client.AsyncJobClient:
         """The client for event loops; it shares the store of :attr:`client`."""
         with self._lock:
             if self._async_client is None:
@@ -602,7 +625,7 @@ class App:
         max_jobs_per_process: int | None = None,
         max_memory_per_process: int | None = None,
         max_process_age: float | None = None,
-    ) -> AppReport:
+    ) -> app_run.AppReport:
         """Run everything that was declared until SIGTERM or SIGINT; a second signal stops at once.
 
         With ``burst`` consumers run until their source has nothing more, and then jobs until
@@ -688,7 +711,7 @@ class App:
 
         settings, max_outage = self.settings, MAX_BURST_OUTAGE if burst else None
 
-        def part(declared: FunctionConsumer[..., Any]) -> ConsumerPart:
+        def part(declared: task_functions.FunctionConsumer[..., Any]) -> ConsumerPart:
             wire = partial(consumer_wiring, declared, settings, burst=burst, scope=scope)
             return ConsumerPart(declared.name, wire, max_outage=max_outage)
 
@@ -700,7 +723,7 @@ class App:
         queues: str | Sequence[str] | None = None,
         max_jobs: int | None = None,
         raises: bool = False,
-    ) -> WorkerReport:
+    ) -> job_worker.WorkerReport:
         """Run the due jobs here and now, without processes: for tests and short scripts.
 
         Handlers that take a list get as many of their jobs as they take at once. More than
@@ -716,7 +739,7 @@ class App:
         most = MAX_JOBS if max_jobs is None else max_jobs
         return drain(self, queues=served, max_jobs=most, raises=raises)
 
-    def worker_setup(self, given: Mapping[str, float]) -> JobSetup:
+    def worker_setup(self, given: Mapping[str, float]) -> app_jobs.JobSetup:
         """The setup with this script as an executor, unless the settings define one like it."""
         from ergon_framework.jobs.settings import ExecutorSettings
 
@@ -765,7 +788,7 @@ class App:
         hooks = len(self.registry.shutdown_hooks) * SHUTDOWN_TIMEOUT
         return self._dependencies.shutdown_timeout + hooks
 
-    def declared_schedules(self) -> dict[str, dict[str, ScheduleSettings]]:
+    def declared_schedules(self) -> dict[str, dict[str, job_scheduler.ScheduleSettings]]:
         """The schedules of this script under its own source, none included: then old ones go."""
         from ergon_framework.jobs.scheduler import OF_APP
 
@@ -882,7 +905,7 @@ class App:
         file = getattr(module, "__file__", None)
         return self._file is not None and file is not None and Path(file).absolute() == self._file
 
-    def _loaded(self) -> Settings:
+    def _loaded(self) -> app_settings.Settings:
         """The settings, in which this script's store stands as if it were written there."""
         from ergon_framework.app.jobs import resolve_url
         from ergon_framework.app.settings import load_settings

@@ -50,7 +50,7 @@ from ergon_framework.core.executor_protocol import (
     Request,
     Status,
 )
-from ergon_framework.core.job import Event, JobStatus, Released
+from ergon_framework.core.job import JobEvent, JobStatus, Released
 from ergon_framework.engine.clocks import SYSTEM_CLOCK, current_clock
 from ergon_framework.engine.time_limit import (
     RETURN_GRACE,
@@ -157,6 +157,7 @@ class InlineWorker:
         setup = setup or JobSetup("memory://")
         self._settings = setup.jobs
         self._store = store = with_codec(store, self._settings)
+        store.retention = self._settings.retention
         self._codec = codec_of(store, self._settings)
         self._registry = registry
         self._settler = Settler(self._settings, self.name, self._codec)
@@ -441,7 +442,7 @@ class InlineWorker:
         self._settle([self._settlement(each, Released(), None, None) for each in claims])
 
     def _settlement(
-        self, claim: Claim, event: Event, seconds: float | None, result: bytes | None
+        self, claim: Claim, event: JobEvent, seconds: float | None, result: bytes | None
     ) -> Settlement:
         if claim.span is not None:
             came_back(claim, event)

@@ -23,19 +23,24 @@ from typing import (
 
 from ergon_framework.core.option_values import shown, switch_flaw, word_flaw
 from ergon_framework.errors import ConfigurationError, JobError
-from ergon_framework.executor import current_job
+from ergon_framework.executor import Registry, current_job
 from ergon_framework.executor.loading import refuse_while_loading
 from ergon_framework.jobs.newjob import check_options
+from ergon_framework.lazy_exports import LateModule
 from ergon_framework.ports.job_fields import MAX_SCHEDULE_NAME, SCHEDULE_NAME, instant, listed
 from ergon_framework.ports.job_options import HandlerOptions, JobOptions, checked_options
 from ergon_framework.ports.usage import shows
 
 if TYPE_CHECKING:
-    from ergon_framework.executor import Registry
-    from ergon_framework.jobs.async_client import AsyncEnqueuedJob, AsyncJobClient
-    from ergon_framework.jobs.client import EnqueuedJob, JobClient
-    from ergon_framework.jobs.flows import Step
-    from ergon_framework.jobs.scheduler import ScheduleSettings
+    import ergon_framework.jobs.async_client as async_job_client
+    import ergon_framework.jobs.client as job_client
+    import ergon_framework.jobs.flows as job_flows
+    import ergon_framework.jobs.scheduler as job_scheduler
+else:
+    async_job_client = LateModule("ergon_framework.jobs.async_client")
+    job_client = LateModule("ergon_framework.jobs.client")
+    job_flows = LateModule("ergon_framework.jobs.flows")
+    job_scheduler = LateModule("ergon_framework.jobs.scheduler")
 
 SCHEDULED = frozenset(
     {
@@ -80,11 +85,11 @@ class JobApp(Protocol):
         """The executor that its jobs name; empty where they name none."""
 
     @property
-    def client(self) -> JobClient:
+    def client(self) -> job_client.JobClient:
         """The client of its store."""
 
     @property
-    def async_client(self) -> AsyncJobClient:
+    def async_client(self) -> async_job_client.AsyncJobClient:
         """The same for event loops."""
 
 
@@ -144,14 +149,14 @@ class JobHandler(Generic[P, T]):
         return {"handler": self.routed, "args": call.args, "kwargs": call.kwargs, **options}
 
     @overload
-    def step(self, *args: P.args, **kwargs: P.kwargs) -> Step[T]: ...
+    def step(self, *args: P.args, **kwargs: P.kwargs) -> job_flows.Step[T]: ...
 
     @overload
     def step(
         self: JobHandler[Concatenate[Any, Rest], T], *args: Rest.args, **kwargs: Rest.kwargs
-    ) -> Step[T]: ...
+    ) -> job_flows.Step[T]: ...
 
-    def step(self, *args: Any, **kwargs: Any) -> Step[T]:
+    def step(self, *args: Any, **kwargs: Any) -> job_flows.Step[T]:
         """A call of this handler as a step of a chain or group.
 
         In a chain the result of what comes before it is its first positional argument, which is
@@ -171,13 +176,15 @@ class JobHandler(Generic[P, T]):
     def _check_step(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._call(tuple(args), dict(kwargs))
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueuedJob:
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> job_client.EnqueuedJob:
         """Have the function called with these arguments by a worker; returns the job's id."""
         call = self._call(args, kwargs)
         options = self._options_of(call)
         return self.app.client.enqueue(self.routed, call.args, call.kwargs, **options)
 
-    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> AsyncEnqueuedJob:
+    async def aenqueue(
+        self, *args: P.args, **kwargs: P.kwargs
+    ) -> async_job_client.AsyncEnqueuedJob:
         """Enqueue from an event loop; see :meth:`enqueue`."""
         call = self._call(args, kwargs)
         options = self._options_of(call)
@@ -186,7 +193,7 @@ class JobHandler(Generic[P, T]):
     @shows("resize.enqueue_many([(80,), (160,)])")
     def enqueue_many(
         self, calls: Iterable[HandlerArguments | tuple[Any, ...] | Mapping[str, Any]]
-    ) -> list[EnqueuedJob]:
+    ) -> list[job_client.EnqueuedJob]:
         """Store a job for each call in one commit: all of them or none.
 
         A call is what :meth:`call` makes, a tuple of positional or a dict of named arguments.
@@ -270,7 +277,7 @@ class JobHandler(Generic[P, T]):
             " begins with none of the last two",
         )
 
-    def schedule(self, fields: Mapping[str, Any]) -> ScheduleSettings:
+    def schedule(self, fields: Mapping[str, Any]) -> job_scheduler.ScheduleSettings:
         """Settings of a schedule that enqueues this handler, with the options of its jobs."""
         from ergon_framework.jobs.scheduler import ScheduleSettings
 

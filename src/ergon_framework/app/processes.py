@@ -20,13 +20,13 @@ from ergon_framework.app.liveness_outputs import LivenessOutputs
 from ergon_framework.app.outcome import RunOutcome
 from ergon_framework.app.signals import SignalListener, exit_within
 from ergon_framework.app.supervisor import (
-    Event,
     Events,
     Heartbeat,
     ProcessSpec,
     SignalReceived,
     Slot,
     Supervisor,
+    SupervisorEvent,
     Tell,
     WorkerEnded,
     WorkerReady,
@@ -285,7 +285,7 @@ def run_workers(
 
     With ``keeps_stdout`` what workers print goes to the standard error stream.
     """
-    events: SimpleQueue[Event] = SimpleQueue()
+    events: SimpleQueue[SupervisorEvent] = SimpleQueue()
     posts = worker_specs(workers)
     nursery = Spawner(
         lambda _, supervised: command(supervised), posts, events, keeps_stdout=keeps_stdout
@@ -310,7 +310,7 @@ def run_parts(
     keeps_stdout: bool = False,
 ) -> PartsOutcome:
     """Supervise a process for each post until all are over; ``tell`` gets a line for each event."""
-    events: SimpleQueue[Event] = SimpleQueue()
+    events: SimpleQueue[SupervisorEvent] = SimpleQueue()
     nursery = Spawner(command, posts, events, keeps_stdout=keeps_stdout)
     supervisor = Supervisor(nursery.start, posts, events, rule=rule, tell=tell)
     with SignalListener(lambda number: events.put(SignalReceived(number))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 from collections.abc import Awaitable, Callable
@@ -130,8 +131,10 @@ def _process(
     except Exception:
         raise
     except BaseException as error:  # a hook asked for the end of the process: it gets an outcome
+        # One that somebody stops has no outcome; for SystemExit and the like the handler is called.
+        is_stop = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
         code = shutdown.exit_code or _code_of_end(error)
-        return SingleOutcome(transaction_id, "aborted", code, error=error)
+        return SingleOutcome(transaction_id, "aborted" if is_stop else "failed", code, error=error)
     is_ok, value = answer or (False, None)
     return _outcome(transaction_id, is_ok, value, shutdown.exit_code)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from ergon_framework.app.settings import Settings, revealed
 from ergon_framework.app.settings.stores import (
     call_stores,
-    file_has_table,
+    file_has_jobs,
     is_in_memory,
     keeps_calls,
 )
@@ -103,7 +103,7 @@ class FileJobTables:
 
     def is_there(self) -> bool:
         """Whether the file has tables of jobs."""
-        return self.file.exists() and file_has_table(self.file, "ergon_jobs")
+        return self.file.exists() and file_has_jobs(self.file)
 
     def current(self) -> str | None:
         """The version they have; None when there are none."""

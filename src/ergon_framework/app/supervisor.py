@@ -203,10 +203,10 @@ class WorkerReady:
     told: str = ""
 
 
-Event: TypeAlias = SignalReceived | Heartbeat | WorkerReady | WorkerEnded
-Events: TypeAlias = "SimpleQueue[Event]"
+SupervisorEvent: TypeAlias = SignalReceived | Heartbeat | WorkerReady | WorkerEnded
+Events: TypeAlias = "SimpleQueue[SupervisorEvent]"
 
-Start: TypeAlias = Callable[[int], Child]
+StartProcess: TypeAlias = Callable[[int], Child]
 """Starts the process of this post. Its end, and what it tells, arrive as events."""
 Tell: TypeAlias = Callable[[str], object]
 """Is told in one line what happened to a post."""
@@ -217,7 +217,7 @@ class Supervisor:
 
     def __init__(
         self,
-        start: Start,
+        start: StartProcess,
         posts: Sequence[ProcessSpec],
         events: Events,
         *,
@@ -270,7 +270,7 @@ class Supervisor:
 
     # -- doing -------------------------------------------------------------------------------
 
-    def _next(self) -> Event | None:
+    def _next(self) -> SupervisorEvent | None:
         instants = [self._kill_at, self._late_at, *(slot.start_at for slot in self.slots)]
         # ``LATER`` waits for an event, not for an instant.
         due = [instant for instant in instants if instant is not None and instant != LATER]
@@ -328,7 +328,7 @@ class Supervisor:
 
     # -- deciding ----------------------------------------------------------------------------
 
-    def take(self, event: Event) -> None:
+    def take(self, event: SupervisorEvent) -> None:
         """Note what happened, and act on it; nothing here waits."""
         if isinstance(event, SignalReceived):
             self._signalled(event.number)

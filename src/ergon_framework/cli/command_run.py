@@ -1,4 +1,4 @@
-"""What a command line is: its options, its streams, who supervises it, and being stopped."""
+"""One run of a command: its options, its streams, who supervises it, and being stopped."""
 
 from __future__ import annotations
 

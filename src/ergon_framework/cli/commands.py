@@ -27,6 +27,7 @@ from ergon_framework.errors import ConfigurationError, ErgonError, describe
 # the base of all errors of usage here.
 ClickException: Any = typer.BadParameter.__mro__[2]
 _DEBUG = "--debug"
+_MOST_DIGITS = len(str(2**63))
 
 app = typer.Typer(
     name="ergon",
@@ -83,7 +84,7 @@ def run_command(arguments: Sequence[str], *, is_process: bool = False) -> int:
         except (Exception, KeyboardInterrupt) as error:
             if is_debug:
                 show_traceback(error)
-            code = _refuse(error, as_json="--json" in given[:ours])
+            code = _refuse(_of_argument(error, given), as_json="--json" in given[:ours])
     except BrokenPipeError:  # the reader, for example head, has seen enough
         leave_stdout()
         return 1
@@ -135,6 +136,25 @@ def _refuse(error: BaseException, *, as_json: bool) -> int:
         error = ErgonError(f"unexpected {describe(error)}", remedy=hint)
     show_error(error, as_json=as_json)
     return int(exit_code_of(error))
+
+
+def _of_argument(error: BaseException, given: Sequence[str]) -> BaseException:
+    """The error of an argument that no store can take, where that is what it is about.
+
+    Python hands over bytes that are no UTF-8 as lone surrogates: a path may have them, and an id or
+    a name cannot. No database has numbers of more than 64 bits.
+    """
+    if isinstance(error, UnicodeEncodeError):
+        for each in given:
+            if not each.isprintable() and each.encode(errors="replace").decode() != each:
+                remedy = "write ids, names and texts in UTF-8"
+                return ConfigurationError(f"{each!r} is no UTF-8", remedy=remedy)
+    elif isinstance(error, OverflowError):
+        for each in given:
+            digits = each.rpartition("=")[2].lstrip("-")
+            if digits.isdecimal() and len(digits) >= _MOST_DIGITS:
+                return ConfigurationError(f"{each} is too large", remedy="give a smaller number")
+    return error
 
 
 def _usage_error(error: Any) -> ConfigurationError:

@@ -40,13 +40,15 @@ def create_app(
 
     ``store`` is the URL of another store than theirs, or a store of provider calls by itself. With
     a ``token``, here or in the settings, every request but the probes needs ``Authorization:
-    Bearer <token>``; without one only callers on this machine are answered. A store that is away
-    is asked again with every request.
+    Bearer <token>``; without one only callers on this machine are answered. People can sign in to
+    the console where the settings have a ``session_key``, in any number of processes. A store that
+    is away is asked again with every request.
     """
     check_server_packages()
     from ergon_framework.app.settings.tokens import parsed
     from ergon_framework.web.backends import PROVIDERS, Backends, ProviderBackend, backends_of
     from ergon_framework.web.routes import build_app, server_plan
+    from ergon_framework.web.sessions import sessions_of
     from ergon_framework.web.tokens import FixedTokens
 
     known = settings or Settings()
@@ -56,7 +58,11 @@ def create_app(
         backends = backends_of(known, store)
     else:
         backends = Backends(providers={PROVIDERS: ProviderBackend(store)})
-    return build_app(server_plan(known.server, backends, tokens))
+    # Nobody prints a link here, and a server of your own may have several processes.
+    is_shared = known.server.session_key is not None
+    can_sign_in = is_shared and (tokens is not None or known.server.proxy is not None)
+    sessions = sessions_of(known.server, tokens) if can_sign_in else None
+    return build_app(server_plan(known.server, backends, tokens, sessions=sessions))
 
 
 SHUTDOWN_GRACE = 10
@@ -94,13 +100,13 @@ def serve(
     check_place(server.host, tokens, server.proxy)
     from ergon_framework.web.middleware import SIGN_IN
     from ergon_framework.web.routes import build_app, server_plan
-    from ergon_framework.web.sessions import Sessions
+    from ergon_framework.web.sessions import sessions_of
     from ergon_framework.web.webhooks import WithWebhooks
 
     # Host names are checked only on loopback, against DNS rebinding. Elsewhere a server has many
     # names, and a token is required.
     names = server.names if is_loopback(server.host) else None
-    sessions = Sessions(tokens, server.operators, admins=server.admins)
+    sessions = sessions_of(server, tokens)
     plan = server_plan(server, backends, tokens, names, sessions)
     app = WithWebhooks(build_app(plan), webhooks)
     # Bound here and not by uvicorn: a port that is taken is an error of ours with a remedy, and the

@@ -235,11 +235,22 @@ class AuditLog:
 def read_entries(path: Path, search: AuditSearch, limit: int) -> list[AuditEntry]:
     """Entries of a file that match, the newest first; raises what SQLite or the disk says.
 
-    Reading makes no file, and needs no right to write. Where there is none, nothing was done yet.
+    Reading makes no file, and needs no right to write unless a server was killed while it wrote.
+    Where there is none, nothing was done yet.
     """
     if not path.exists() or not path.stat().st_size:
         return []
-    place = f"{path.absolute().as_uri()}?mode=ro"
+    try:
+        return _read(path, "ro", search, limit)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise
+    # What a killed server has written of an entry has to be taken back before anybody can read.
+    return _read(path, "rw", search, limit)
+
+
+def _read(path: Path, mode: str, search: AuditSearch, limit: int) -> list[AuditEntry]:
+    place = f"{path.absolute().as_uri()}?mode={mode}"
     with closing(sqlite3.connect(place, timeout=BUSY_TIMEOUT, uri=True)) as connection:
         return _found(connection, search, limit)
 

@@ -17,6 +17,7 @@ from ergon_framework.app.node import NodeAddress, node_address
 from ergon_framework.app.settings.sections import Settings
 from ergon_framework.app.settings.stores import (
     call_stores,
+    file_has_jobs,
     file_has_table,
     has_jobs,
     is_in_memory,
@@ -41,6 +42,7 @@ from ergon_framework.ports.providerstore import (
     ProviderInspector,
     ProviderStore,
 )
+from ergon_framework.providers.migrations import VERSION_TABLE
 from ergon_framework.providers.store_urls import current_store as current_provider_store
 from ergon_framework.storage.substitutes import find_substitute
 from ergon_framework.storage.urls import file_of
@@ -81,7 +83,7 @@ class JobBackend:
             yield JobClient(settings=self.setup.jobs, store=substitute)
             return
         file = file_of(self.setup.url)
-        is_there = has_jobs(self.setup.url) if file is None else file_has_table(file, "ergon_jobs")
+        is_there = has_jobs(self.setup.url) if file is None else file_has_jobs(file)
         if not is_there and not makes_tables:
             with self.opened() as client:  # an empty one: no table is made by looking for a job
                 yield client
@@ -90,9 +92,10 @@ class JobBackend:
             yield JobClient(settings=self.setup.jobs, store=store)
 
     def check(self) -> None:
-        """Raise ``StoreError`` unless the store can be read."""
+        """Raise ``StoreError`` unless the store can be read, and has all of its tables."""
         with self.opened() as client:
-            client.store.workers()
+            client.store.check_tables()
+            client.store.find(_NO_JOB)  # the tables may be there, and their rows not for us
 
     def close(self) -> None:
         """Let go of a store on a server."""
@@ -112,7 +115,7 @@ class JobBackend:
             yield self._on_server()
         # Looked at before it is opened: opening a store makes its tables, and this application must
         # write nothing.
-        elif file_has_table(file, "ergon_jobs"):
+        elif file_has_jobs(file):
             with closing(open_job_store(self.setup.url, read_only=True)) as store:
                 yield store
         else:
@@ -128,6 +131,8 @@ class JobBackend:
             return self._server
 
 
+_NO_JOB = "ergon-readiness"
+"""An id that no job has: looking for it shows that jobs can be read, and costs one row."""
 _NOBODY = LaneKey("*", "ergon", "readiness")
 """A lane that no provider uses: reading it shows that the store answers."""
 
@@ -176,7 +181,9 @@ class ProviderBackend:
         if database is None:
             return True
         if database.file is not None:
-            return file_has_table(database.file, "provider_dead_letters")
+            # Either: one that has lost some of them is no empty one.
+            named = (VERSION_TABLE, "provider_dead_letters")
+            return any(file_has_table(database.file, each) for each in named)
         # Asked at each request, and a look at a server is a round trip.
         if self._is_open:
             return True  # opening the store has made the tables
@@ -198,8 +205,13 @@ class ProviderBackend:
         return current_provider_store(self._store)
 
     def check(self) -> None:
-        """Raise ``StoreError`` unless the store can be read."""
+        """Raise ``StoreError`` unless the store can be read, and has all of its tables."""
         self.opened().lane_state(_NOBODY)
+        if self._is_open and self.database is not None:
+            from ergon_framework.providers.migrations import commands
+
+            with self.database.connect() as connection:
+                commands.check_tables(connection, self.database.name)
 
     def close(self) -> None:
         """Let go of what was opened by its URL."""

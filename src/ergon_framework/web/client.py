@@ -10,6 +10,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 
@@ -157,9 +158,13 @@ class _Queues(msgspec.Struct):
     next_cursor: str | None
 
 
+_MOST = 1000
+"""Items that the server puts into one page."""
+
+
 class _Flows(msgspec.Struct):
     items: list[ApiFlow]
-    is_all: bool
+    next_cursor: str | None
 
 
 class _Why(msgspec.Struct):
@@ -257,8 +262,18 @@ class ApiClient:
                 return found
 
     def flows(self, *, status: Sequence[str] = (), limit: int = 100) -> list[ApiFlow]:
-        """The newest flows, in one of these states or in any."""
-        return self._get("/flows", _Flows, status=status, limit=limit).items
+        """The newest flows, in one of these states or in any; as many pages as that takes."""
+        return list(islice(self.all_flows(status=status, page=min(limit, _MOST)), limit))
+
+    def all_flows(self, *, status: Sequence[str] = (), page: int = 100) -> Iterator[ApiFlow]:
+        """Every flow in one of these states or in any, the newest first, read in pages."""
+        cursor: str | None = None
+        while True:
+            found = self._get("/flows", _Flows, status=status, limit=page, cursor=cursor)
+            yield from found.items
+            cursor = found.next_cursor
+            if cursor is None:
+                return
 
     def flow(self, flow_id: str) -> ApiFlow:
         """One flow: how it stands, why, what can be done, and which signals it waits for."""

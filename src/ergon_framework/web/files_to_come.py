@@ -90,6 +90,11 @@ class CallsToCome(ProviderBackend):
             return MemoryProviderStore(time.time)
         return self._inner.opened()
 
+    def check(self) -> None:
+        """Raise ``StoreError`` unless the store can be read, or is still to come."""
+        if not self.file.is_to_come():
+            self._inner.check()
+
 
 def for_pages(backends: Backends) -> Backends:
     """The same stores, as pages show them."""

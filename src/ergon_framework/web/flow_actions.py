@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from time import monotonic
 from typing import Any
 
 from ergon_framework.core.flow import (
@@ -21,7 +22,13 @@ from ergon_framework.core.flow import (
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.change_requests import checked_reason
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.flow_client import decide, found_flow, purge_flow, send_signal
+from ergon_framework.jobs.flow_client import (
+    decide,
+    flows_of,
+    found_flow,
+    purge_flow,
+    send_signal,
+)
 from ergon_framework.jobs.flow_why import explain_flow, flow_view, plan_tree
 from ergon_framework.ports.flow import SIGNAL_PREFIX, Flow
 from ergon_framework.ports.jobstore import FlowStore, FullJobStore, Search
@@ -34,6 +41,8 @@ from ergon_framework.web.audit import (
 )
 from ergon_framework.web.backends import JobBackend
 from ergon_framework.web.job_actions import JobActions
+from ergon_framework.web.job_routes import Place
+from ergon_framework.web.responses import cursor_place, cursor_text, page
 
 SECONDS = 3.0
 """For the steps of a flow, of which there may be very many; workers do the rest."""
@@ -131,12 +140,17 @@ def flow_document(source: JobBackend, flow_id: str) -> dict[str, Any]:
         }
 
 
-def flows_document(source: JobBackend, statuses: list[FlowStatus], limit: int) -> dict[str, Any]:
-    """The newest flows, in one of these states or in any."""
+def flows_document(
+    source: JobBackend, statuses: Sequence[FlowStatus], limit: int, cursor: str | None = None
+) -> dict[str, Any]:
+    """A page of flows, in one of these states or in any; the newest first."""
+    below = None if cursor is None else cursor_place(cursor, Place)
     with source.opened() as client:
         flows: FlowStore | None = getattr(client.store, "flows", None)
-        found = [] if flows is None else flows.search(statuses, limit + 1)
-    return {"items": [flow_view(each) for each in found[:limit]], "is_all": len(found) <= limit}
+        found, following = ([], None) if flows is None else flows.page(statuses, limit, below)
+    next_cursor = None if following is None else cursor_text(following)
+    views = [flow_view(each) for each in found]
+    return {**page(views, next_cursor), "is_all": following is None}
 
 
 def signals_of(flow: Flow, store: FullJobStore) -> list[str]:
@@ -171,12 +185,13 @@ def _signals(tree: Any, most: int) -> Iterator[str]:
 class FlowActions:
     """Does them, in the threads of the job store."""
 
-    def __init__(self, actions: JobActions) -> None:
+    def __init__(self, actions: JobActions, ticks: Callable[[], float] = monotonic) -> None:
         self._actions = actions
+        self._ticks = ticks
 
     async def change(self, action: FlowAction, flow_id: str, actor: str, reason: str = "") -> str:
         """Do it; the state of the flow then, or ``purged`` for one that is gone."""
-        change, why = partial(_change, action, flow_id), checked_reason(reason)
+        change, why = partial(_change, action, flow_id, self._ticks), checked_reason(reason)
         return await self._actions.recorded(actor, action.audited_as, flow_id, why, change)
 
     async def signal(
@@ -187,7 +202,8 @@ class FlowActions:
         def send(client: JobClient) -> str:
             limit = client.settings.max_payload
             send_signal(client.store, flow_id, name, value, max_payload=limit)
-            return found_flow(client.store, flow_id).status.value
+            found = flows_of(client.store).find(flow_id)
+            return PURGED if found is None else found.status.value
 
         # Without the value, which is an argument of the step that follows.
         detail = f"the signal {name[:_MOST_NAME]!r}"
@@ -196,8 +212,9 @@ class FlowActions:
         return await self._actions.recorded(actor, SIGNAL_FLOW, flow_id, detail, send)
 
 
-def _change(action: FlowAction, flow_id: str, client: JobClient) -> str:
+def _change(action: FlowAction, flow_id: str, ticks: Callable[[], float], client: JobClient) -> str:
+    store = client.store
     if action.event is None:
-        purge_flow(client.store, flow_id, seconds=SECONDS)
+        purge_flow(store, flow_id, seconds=SECONDS, ticks=ticks)
         return PURGED
-    return decide(client.store, flow_id, action.event, seconds=SECONDS).status.value
+    return decide(store, flow_id, action.event, seconds=SECONDS, ticks=ticks).status.value

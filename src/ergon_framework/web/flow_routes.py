@@ -19,7 +19,14 @@ from ergon_framework.web.flow_actions import (
     flows_document,
 )
 from ergon_framework.web.job_actions import JobActions
-from ergon_framework.web.responses import CHANGES, MISSING, Limit, QueryParams, json_response
+from ergon_framework.web.responses import (
+    CHANGES,
+    MISSING,
+    Cursor,
+    Limit,
+    QueryParams,
+    json_response,
+)
 from ergon_framework.web.schemas import FlowChanged, FlowList, FlowOne
 
 
@@ -28,6 +35,7 @@ class FlowsParams(QueryParams):
 
     status: list[FlowStatus] = Field([], description="Only in these states; may be repeated.")
     limit: Limit = 100
+    cursor: Cursor = None
 
 
 class SignalBody(QueryParams):
@@ -46,8 +54,8 @@ def flow_routes(pool: BackendPool) -> APIRouter:
 
     @router.get("", summary="Flows, the newest first", response_model=FlowList)
     async def list_flows(asked: Annotated[FlowsParams, Query()]) -> Response:
-        """The newest flows that match; `is_all` says whether there are no more."""
-        look = partial(flows_document, pool.jobs(), asked.status, asked.limit)
+        """A page of those that match; `is_all` says whether it is the last one."""
+        look = partial(flows_document, pool.jobs(), asked.status, asked.limit, asked.cursor)
         return json_response(await pool.call("jobs", look))
 
     @router.get("/{flow_id:path}", summary="One flow", response_model=FlowOne, responses=MISSING)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import JobNotFoundError
 from ergon_framework.jobs.change_requests import checked_reason
 from ergon_framework.jobs.client import EnqueuedJob, JobClient
 from ergon_framework.jobs.editing import JobEdit
@@ -25,6 +26,8 @@ from ergon_framework.web.responses import (
 
 MOST_AT_ONCE = 10_000
 """Jobs that one request changes: it has its time. The same request goes on with the rest."""
+DELETED = "deleted"
+"""How the API calls the state of a job that is gone."""
 T = TypeVar("T")
 
 
@@ -138,6 +141,17 @@ class JobActions:
 
         return await self.recorded(actor, FIRE, "", f"the schedule {schedule!r}", change)
 
+    async def newest(self, search: Search) -> int | None:
+        """The place of the newest job of a search: what is enqueued later lies above it."""
+        source = self._pool.jobs()
+
+        def look() -> int | None:
+            with source.opened() as client:
+                found = next(iter(client.store.search(search, 1)), None)
+                return None if found is None else found.key
+
+        return await self._pool.call("jobs", look)
+
     async def count(self, search: Search) -> int:
         """How many jobs there are of a search; nothing is changed."""
         source = self._pool.jobs()
@@ -215,8 +229,11 @@ def _change(action: Action, job_id: str, by: str, reason: str, client: JobClient
         client.cancel(job_id, running=True, by=by, reason=reason)
     else:
         client.delete(job_id)
-        return "deleted"
-    return client.status(job_id).value
+        return DELETED
+    try:
+        return client.status(job_id).value
+    except JobNotFoundError:  # it was changed, and somebody deleted it since
+        return DELETED
 
 
 def _change_many(

@@ -137,10 +137,10 @@ def _listed(asked: JobsParams) -> str:
 
 def search_for(asked: JobsParams, below: int | None) -> Search:
     """The search that the parameters describe; one with a wrong value is named."""
-    found = Search(
-        statuses=tuple(asked.status), queue=asked.queue, handler=asked.handler, below=below
-    )
+    found = Search(statuses=tuple(asked.status), below=below)
     given = {
+        "queue": asked.queue,
+        "handler": asked.handler,
         "tags": asked.tag or None,
         "metadata": _pairs(asked.metadata) or None,
         "error": asked.error,

@@ -307,7 +307,9 @@ class RequestLimiter:
             return error_response(413, "too_large", "the body is too large", remedy, closing)
         # Probes are always answered: a busy server must not be restarted for it.
         if self._running >= self._limits.requests and route_path(scope) not in (*PROBES, EVENTS):
-            return _later("too_busy", f"{self._running} requests are being answered")
+            return _later(
+                "too_busy", f"the server is busy: {self._running} requests are being answered"
+            )
         return None
 
     async def _bounded(self, scope: Scope, receive: Receive, answer: _Answer) -> None:

@@ -99,8 +99,8 @@ class InvalidParameterError(ErgonError, ValueError):
 
 
 WRONG_TABLES = (
-    "its tables are not those of this version: the log of the server says which, and ergon db"
-    " upgrade brings older ones up to date"
+    "its tables are not those of this version, or some are gone: the log of the server says which;"
+    " ergon db upgrade brings older ones up to date"
 )
 """What helps where asking again does not."""
 _REFUSALS = {
@@ -190,7 +190,7 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _wrong_input)
     app.add_exception_handler(ErgonError, _known_error)
-    app.add_exception_handler(Exception, _failed)
+    app.add_exception_handler(Exception, failed)
 
 
 async def _known_error(_request: Request, error: Any) -> Response:
@@ -256,7 +256,8 @@ async def _wrong_input(_request: Request, error: Any) -> Response:
     return error_response(422, "invalid_request", message, {"errors": found, "remedy": remedy})
 
 
-async def _failed(_request: Request, _error: Exception) -> Response:
+async def failed(_request: Request, _error: Exception) -> Response:
+    """The answer where something went wrong that nobody has foreseen."""
     return error_response(500, "internal", "the server failed; its log says how")
 
 

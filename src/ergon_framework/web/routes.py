@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.security import HTTPBearer
 
 from ergon_framework.app.settings.sections import ServerSettings
@@ -18,6 +19,7 @@ from ergon_framework.web.audit import AuditLog, audit_of
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import Backends, readable_store
 from ergon_framework.web.boundary_routes import boundary_routes
+from ergon_framework.web.console.refusals import RefusalPages, page_of
 from ergon_framework.web.console.routes import console_routes
 from ergon_framework.web.dead_letter_routes import dead_letter_routes
 from ergon_framework.web.flow_routes import flow_routes
@@ -32,9 +34,11 @@ from ergon_framework.web.middleware import (
 )
 from ergon_framework.web.probes import probe_routes
 from ergon_framework.web.proxy_login import ProxyLogin
-from ergon_framework.web.responses import NO_TOKEN, REFUSALS, add_error_handlers, given_once
+from ergon_framework.web.responses import NO_TOKEN, REFUSALS, add_error_handlers, failed, given_once
 from ergon_framework.web.sessions import Sessions
 from ergon_framework.web.tokens import CallerRoles, Tokens
+
+logger = logging.getLogger("ergon.web")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,12 @@ def server_plan(
 
     With ``sessions``, people can sign in to the console and act there.
     """
+    audit = audit_of(backends.settings)
+    if server.session_key is not None and audit.path is None:
+        logger.warning(
+            "the audit log is in the memory of this process, and others that share its sessions"
+            " have their own: name a file as audit under [server]"
+        )
     return ServerPlan(
         backends,
         AuthRules(
@@ -75,7 +85,7 @@ def server_plan(
         RequestLimits(server.requests, server.timeout),
         server.payloads,
         server.access_log,
-        audit_of(backends.settings),
+        audit,
     )
 
 
@@ -103,13 +113,19 @@ def build_app(plan: ServerPlan) -> FastAPI:
             responses={**(NO_TOKEN if is_closed else {}), **part.responses},
         )
     add_error_handlers(app)
+    app.add_exception_handler(Exception, _failed)  # which is outside of what is added below
     # The last one is the outermost. Authentication is outside of the limiter, so that callers who
     # are refused take no place of those who are answered.
     app.add_middleware(RequestLimiter, limits=plan.limits)
     app.add_middleware(Authentication, rules=plan.auth)
+    app.add_middleware(RefusalPages)
     if plan.logs_access:
         app.add_middleware(AccessLog)
     return app
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return page_of(request.scope, await failed(request, error))
 
 
 class _Part(NamedTuple):

@@ -201,10 +201,11 @@ class FlowItem(_Exact):
 
 
 class FlowList(_Exact):
-    """The newest flows."""
+    """Some flows, the newest first."""
 
     items: list[FlowItem]
-    is_all: bool = Field(description="False: there are more; ask with a greater limit.")
+    next_cursor: str | None = Field(description="For the next page; null when this is the last.")
+    is_all: bool = Field(description="Whether this is the last page.")
 
 
 class FlowOne(FlowItem):

@@ -1,7 +1,8 @@
 """Who has signed in: sessions of browsers, begun with a token or with a link that works once.
 
-Sessions are in the memory of one server and end with it. A session that was begun with a token ends
-when that token is revoked.
+Sessions are in the memory of one server and end with it, unless the settings have a key: then each
+process with that key knows them. A session that was begun with a token ends when that token is
+revoked.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from time import monotonic
 
+from ergon_framework.app.settings import revealed
+from ergon_framework.app.settings.sections import ServerSettings
+from ergon_framework.web.session_cookies import SessionKey, SignedIn
 from ergon_framework.web.tokens import CallerRole, CallerRoles, Tokens
 
 COOKIE = "ergon_session"
@@ -59,8 +63,12 @@ class Sessions:
         operators: Collection[str] = (),
         clock: Callable[[], float] = monotonic,
         admins: Collection[str] = (),
+        key: SessionKey | None = None,
     ) -> None:
-        """``operators`` and ``admins``: names of the tokens whose holders may change something."""
+        """``operators`` and ``admins``: names of the tokens whose holders may change something.
+
+        ``key``: that of sessions which other processes know as well.
+        """
         self._tokens = tokens
         self._roles = CallerRoles(frozenset(operators), frozenset(admins))
         self._clock = clock
@@ -68,7 +76,10 @@ class Sessions:
         self._sessions: OrderedDict[bytes, BrowserSession] = OrderedDict()
         self._failures: OrderedDict[str, tuple[float, int]] = OrderedDict()
         self._invitation: bytes | None = None
-        self._secret = secrets.token_bytes(32)  # of the forms of those whom a proxy signs in
+        self._shared = key
+        # Of the forms of those whom a proxy signs in, where no other process takes them.
+        self._own = SessionKey(secrets.token_urlsafe(32))
+        self._ended: OrderedDict[bytes, None] = OrderedDict()
         self.when_used: Callable[[], None] = lambda: None
         """Called when the link was used: there may be another one then."""
 
@@ -96,19 +107,22 @@ class Sessions:
         if found is None:
             self._note_failure(address)
             return None
-        cookie = secrets.token_urlsafe(32)
-        with self._lock:
-            self._sessions[_digest(cookie)] = found
-            while len(self._sessions) > MAX_SESSIONS:
-                self._sessions.popitem(last=False)
+        if self._shared is not None:
+            mark = None if self._tokens is None else self._tokens.mark_of(found.name)
+            cookie = self._shared.cookie(found.name, mark, LIFETIME)
+        else:
+            cookie = secrets.token_urlsafe(32)
+            with self._lock:
+                self._sessions[_digest(cookie)] = found
+                while len(self._sessions) > MAX_SESSIONS:
+                    self._sessions.popitem(last=False)
         if found.token is None:
             self.when_used()
         return cookie
 
     def of_proxy(self, name: str, role: CallerRole) -> BrowserSession:
         """The session of somebody whom a proxy has signed in: it is there as long as he is."""
-        named = f"{role} {name}".encode()
-        form_secret = hmac.new(self._secret, named, "sha256").hexdigest()
+        form_secret = (self._shared or self._own).form_secret(f"{role} {name}")
         until = self._clock() + LIFETIME
         return BrowserSession(name, role, form_secret, until, None, is_proxied=True)
 
@@ -119,6 +133,10 @@ class Sessions:
         key = _digest(cookie)
         with self._lock:
             found = self._sessions.get(key)
+            has_ended = key in self._ended
+        if self._shared is not None and not has_ended:
+            told = self._shared.read(cookie, self._mark_of)
+            return None if told is None else self._told_by(self._shared, told)
         if found is None:
             return None
         is_over = self._clock() >= found.until
@@ -130,9 +148,25 @@ class Sessions:
         return found
 
     def end(self, cookie: str) -> None:
-        """Sign out."""
+        """Sign out; of a shared session the other processes are not told, only the browser is."""
+        key = _digest(cookie)
         with self._lock:
-            self._sessions.pop(_digest(cookie), None)
+            self._sessions.pop(key, None)
+            if self._shared is not None:
+                self._ended[key] = None
+                while len(self._ended) > MAX_SESSIONS:
+                    self._ended.popitem(last=False)
+
+    def _mark_of(self, name: str) -> bytes | None:
+        return None if self._tokens is None else self._tokens.mark_of(name)
+
+    def _told_by(self, key: SessionKey, told: SignedIn) -> BrowserSession | None:
+        """The session of a cookie that was signed here or elsewhere."""
+        # By the link, where there are no tokens: once there are, a token has to be shown.
+        if told.is_by_token != self.has_tokens:
+            return None
+        role = self._roles.of(told.name) if told.is_by_token else CallerRole.ADMIN
+        return BrowserSession(told.name, role, key.form_secret(told.nonce), told.until, None)
 
     def _session_for(self, secret: str) -> BrowserSession | None:
         until = self._clock() + LIFETIME
@@ -161,6 +195,13 @@ class Sessions:
             self._failures[address] = (since, count + 1)
             while len(self._failures) > MAX_ADDRESSES:
                 self._failures.popitem(last=False)
+
+
+def sessions_of(server: ServerSettings, tokens: Tokens | None) -> Sessions:
+    """The sessions of a server with these settings."""
+    key = revealed(server.session_key)
+    shared = None if key is None else SessionKey(key)
+    return Sessions(tokens, server.operators, admins=server.admins, key=shared)
 
 
 def _digest(secret: str) -> bytes:

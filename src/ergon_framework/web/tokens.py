@@ -42,6 +42,9 @@ class Tokens(Protocol):
     def caller(self, token: bytes) -> str | None:
         """The name that belongs to a token; None when there is no such token."""
 
+    def mark_of(self, name: str) -> bytes | None:
+        """The hash of the token of that name; None when there is none any more."""
+
 
 class FixedTokens:
     """Tokens that stay as they are, or their hashes; only digests are kept."""
@@ -56,6 +59,10 @@ class FixedTokens:
             if hmac.compare_digest(given, digest):
                 found = name  # no break: the time of the answer would show which token matched
         return found
+
+    def mark_of(self, name: str) -> bytes | None:
+        """The hash of the token of that name; None when there is none any more."""
+        return self._digests.get(name)
 
 
 class FileTokens:
@@ -73,17 +80,24 @@ class FileTokens:
 
     def caller(self, token: bytes) -> str | None:
         """The name that belongs to a token in the file as it is now."""
+        return self._current().caller(token)
+
+    def mark_of(self, name: str) -> bytes | None:
+        """The hash of the token of that name in the file as it is now."""
+        return self._current().mark_of(name)
+
+    def expire(self) -> None:
+        """Let the file be read again with the next request, whether or not it seems changed."""
+        self._mark = None
+
+    def _current(self) -> FixedTokens:
         mark = _mark(self._file)
         if mark != self._mark:
             # Before it is read: a file that cannot be read is tried again when it changes, and not
             # with every request.
             self._mark = mark
             self._reload()
-        return self._tokens.caller(token)
-
-    def expire(self) -> None:
-        """Let the file be read again with the next request, whether or not it seems changed."""
-        self._mark = None
+        return self._tokens
 
     def _reload(self) -> None:
         if self._is_removed():

@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ergon_framework.app.diagnostics.emptied import emptied
 from ergon_framework.app.diagnostics.findings import (
     TIMEOUT,
     Finding,
@@ -30,7 +31,7 @@ from ergon_framework.app.settings.sections import Settings
 from ergon_framework.app.settings.source import did_you_mean
 from ergon_framework.app.settings.stores import (
     check_folder,
-    file_has_table,
+    file_has_jobs,
     has_jobs,
     is_in_memory,
     store_url,
@@ -276,6 +277,9 @@ def _opened(url: str) -> Sequence[Finding]:
     from ergon_framework.jobs.store_urls import open_store
 
     try:
+        # Opened, it would get its tables anew.
+        if (lost := emptied(STORE, file_of(url), store=url)) is not None:
+            return [lost]
         with closing(open_store(url)) as store:
             return [_of(store, url), *_pins(store, url)]
     except ErgonError as error:
@@ -333,5 +337,5 @@ def _pins(store: FullJobStore, url: str) -> Iterator[Finding]:
 def _are_there(url: str) -> bool:
     file = file_of(url)
     if file is not None:
-        return file.exists() and file_has_table(file, "ergon_jobs")
+        return file.exists() and file_has_jobs(file)
     return not is_in_memory(url) and has_jobs(url)

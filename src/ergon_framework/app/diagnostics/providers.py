@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 
+from ergon_framework.app.diagnostics.emptied import emptied
 from ergon_framework.app.diagnostics.findings import (
     TIMEOUT,
     Finding,
@@ -18,6 +19,7 @@ from ergon_framework.app.diagnostics.findings import (
 from ergon_framework.app.settings.sections import Settings
 from ergon_framework.app.settings.stores import call_stores, has_calls
 from ergon_framework.errors import ErgonError, StoreUnavailableError
+from ergon_framework.storage.urls import file_of
 
 STORE = "provider store"
 """What the finding about the one of all is called."""
@@ -44,7 +46,8 @@ def examine_providers(
 
 def _examined(label: str, url: str) -> Finding:
     try:
-        return _opened(label, url)
+        # Opened, it would get its tables anew.
+        return emptied(label, file_of(url), store=url) or _opened(label, url)
     except ErgonError as error:
         return of_error(label, error)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from ergon_framework.app.diagnostics.emptied import emptied
 from ergon_framework.app.diagnostics.findings import (
     TIMEOUT,
     Finding,
@@ -126,6 +127,8 @@ def _file(url: str) -> Finding:
         refuse_secrets(path)
     except ConfigurationError as error:
         return of_error("store", error)
+    if (lost := emptied("store", Path(path))) is not None:
+        return lost
     directory = Path(path).parent
     try:
         # By trying it: permissions say nothing of a full disk.

@@ -238,6 +238,7 @@ class ServerSettings(SettingsModel):
     names: Names = ()
     operators: Names = ()
     admins: Names = ()
+    session_key: Annotated[SecretStr | None, OrNone] = None  # of sessions in several processes
     audit: Annotated[str | None, Field(min_length=1)] = None  # None: beside the settings file
     probes_open: Switch = True
     payloads: Switch = False

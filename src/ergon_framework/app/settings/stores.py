@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -131,6 +132,7 @@ def resolve_url(url: str, base: Path) -> str:
 
 
 _LOOK = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+_PART = "SELECT 1 FROM ergon_schema WHERE part = ?"
 
 
 def place_of(url: str) -> str:
@@ -146,7 +148,7 @@ def has_calls(url: str, table: str) -> bool:
     """
     file = file_of(url)
     if file is not None:
-        return _has_table(file, table)
+        return _is_believed(file, lambda file: file_has_table(file, table))
     if not _is_postgres(url):
         return False
     try:
@@ -167,7 +169,7 @@ def has_jobs(url: str) -> bool:
     """
     file = file_of(url)
     if file is not None:
-        return _has_table(file, "ergon_jobs")
+        return _is_believed(file, file_has_jobs)
     if not _is_postgres(url):
         return True  # Redis has no tables that could be missing
     try:
@@ -186,9 +188,9 @@ def _is_postgres(url: str) -> bool:
     return url.lower().startswith("postgres")
 
 
-def _has_table(file: Path, name: str) -> bool:
+def _is_believed(file: Path, look: Callable[[Path], bool]) -> bool:
     try:
-        return file_has_table(file, name)
+        return look(file)
     except StoreError:
         return not _is_missing(file)
 
@@ -205,6 +207,20 @@ def _is_missing(file: Path) -> bool:
 
 def file_has_table(file: Path, name: str) -> bool:
     """Whether an SQLite file has a table; ``StoreError`` when it is not there, or is none."""
+    return _has_row(file, _LOOK, name)
+
+
+def file_has_jobs(file: Path) -> bool:
+    """Whether an SQLite file has, or had, the tables of jobs; errors as of ``file_has_table``.
+
+    One that has lost them is no empty one: whoever opens it says what is missing.
+    """
+    if file_has_table(file, "ergon_jobs"):
+        return True
+    return file_has_table(file, "ergon_schema") and _has_row(file, _PART, "jobs")
+
+
+def _has_row(file: Path, statement: str, value: str) -> bool:
     if _is_missing(file) or file.is_dir():
         made = store_option(f"{SQLITE}{file}")
         raise StoreUnavailableError(
@@ -219,7 +235,7 @@ def file_has_table(file: Path, name: str) -> bool:
     try:
         # mode=ro: opened for writing, a file that is not there would be made.
         with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as looking:
-            return looking.execute(_LOOK, (name,)).fetchone() is not None
+            return looking.execute(statement, (value,)).fetchone() is not None
     except sqlite3.Error as error:
         problem = translate(error, file) or StoreSchemaError(f"{file} cannot be read: {error}")
         raise problem from error

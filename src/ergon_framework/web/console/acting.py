@@ -5,9 +5,11 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import msgspec
 from starlette.datastructures import QueryParams as Given
 from starlette.requests import Request
 
@@ -16,12 +18,32 @@ from ergon_framework.jobs.editing import JobEdit
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.console.job_pages import params_of
-from ergon_framework.web.job_actions import ACTIONS, Action, JobActions, search_of
+from ergon_framework.web.job_actions import ACTIONS, MOST_AT_ONCE, Action, JobActions, search_of
+from ergon_framework.web.job_routes import Place
 from ergon_framework.web.middleware import CALLER, PROXIED, ROLE
-from ergon_framework.web.responses import InvalidParameterError, NotAllowedError
+from ergon_framework.web.responses import (
+    InvalidParameterError,
+    NotAllowedError,
+    cursor_place,
+    cursor_text,
+)
 from ergon_framework.web.sessions import COOKIE, BrowserSession, Sessions
 
-_FORM_ONLY = frozenset({"secret", "action", "sure", "reason", "back", "limit", "cursor"})
+_FORM_ONLY = frozenset(
+    {"secret", "action", "sure", "reason", "back", "limit", "cursor", "behind", "told"}
+)
+_MOST_DIGITS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class BulkQuestion:
+    """What a person is asked about before many jobs are changed."""
+
+    number: int
+    wanted: Mapping[str, Any]
+    """How they were chosen."""
+    behind: str | None
+    """The place behind all of them: what was enqueued since is not what the person says yes to."""
 
 
 class FormTaker:
@@ -77,19 +99,30 @@ class FormTaker:
             )
         return session
 
-    async def count(self, action: Action, form: Given) -> tuple[int, Mapping[str, Any]]:
+    async def ask(self, action: Action, form: Given) -> BulkQuestion:
         """How many jobs it would be done to, and how they were chosen; nothing is changed."""
-        return await self.actions.count(search_in(action, form)), _wanted(form)
+        search = search_in(action, form)
+        newest = await self.actions.newest(search)
+        if newest is None:
+            return BulkQuestion(0, wanted_in(form), None)
+        search = msgspec.structs.replace(search, below=newest + 1)
+        return BulkQuestion(
+            await self.actions.count(search), wanted_in(form), cursor_text(newest + 1)
+        )
 
     async def change_many(self, action: Action, form: Given, actor: BrowserSession) -> int:
-        """Do it to all that match, up to a bound; how many."""
-        chosen = "; ".join(f"{name}={','.join(each)}" for name, each in _wanted(form).items())
+        """Do it to those that a person was asked about, up to a bound; how many.
+
+        No more than was said, and none that was enqueued since.
+        """
+        chosen = "; ".join(f"{name}={','.join(each)}" for name, each in wanted_in(form).items())
         return await self.actions.change_many(
             action,
             search_in(action, form),
             actor.name,
             chosen=chosen or "all jobs that allow it",
             reason=form.get("reason", ""),
+            limit=_limit(form),
         )
 
 
@@ -127,7 +160,20 @@ def search_in(action: Action, form: Given) -> Search:
     """The jobs that a filter chooses, of those that the action is for."""
     if not action.is_for_many:
         raise InvalidParameterError("action", "is for one job", "send the id of a job")
-    return search_of(action, params_of(_filter(form), 1))
+    behind = form.get("behind")
+    below = cursor_place(behind, Place) if behind else None
+    found = search_of(action, params_of(_filter(form), 1))
+    return msgspec.structs.replace(found, below=below)
+
+
+def _limit(form: Given) -> int:
+    """How many a person was told; without a number, as many as one request changes."""
+    text = form.get("told", "")
+    if not text:
+        return MOST_AT_ONCE
+    if not (text.isascii() and text.isdecimal() and len(text) < _MOST_DIGITS):
+        raise InvalidParameterError("told", "is no number of jobs", "load the page again")
+    return min(int(text), MOST_AT_ONCE)
 
 
 def edit_in(form: Given) -> JobEdit:
@@ -166,6 +212,7 @@ def _filter(form: Given) -> Given:
     return Given([(name, value) for name, value in form.multi_items() if name not in _FORM_ONLY])
 
 
-def _wanted(form: Given) -> dict[str, list[str]]:
+def wanted_in(form: Given) -> dict[str, list[str]]:
+    """How a form chooses jobs."""
     chosen = _filter(form)
     return {name: [v for v in chosen.getlist(name) if v] for name in chosen if chosen[name]}

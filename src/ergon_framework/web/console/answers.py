@@ -58,6 +58,11 @@ _FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 
 def format_of(request: Request) -> str:
     """What was asked for: by ``?format=``, or else by the header Accept; a page if by none."""
+    return named_format(request) or "html"
+
+
+def named_format(request: Request) -> str | None:
+    """The same; None if by none."""
     named = request.query_params.get("format")
     if named in FORMATS:
         return named
@@ -65,7 +70,7 @@ def format_of(request: Request) -> str:
         media = each.partition(";")[0].strip().lower()
         if media in _MEDIA:
             return _MEDIA[media]
-    return "html"
+    return None
 
 
 @dataclass(frozen=True)
@@ -103,8 +108,11 @@ class Frame:
 class Answers:
     """Shows documents and errors. Made once for a server."""
 
-    def __init__(self) -> None:
-        self._environment = _environment()
+    def __init__(self, store: str = "") -> None:
+        """``store``: the URL of the job store, which examples of code name without its password."""
+        self.environment = _environment()
+        opened, remark = formatting.client_code(store or "sqlite:///work.db")
+        self.environment.globals |= {"opened": opened, "remark": remark}
         self.static = {name: _static(name) for name in _STATIC}
         self._versions = {
             name: hashlib.sha256(content).hexdigest()[:12] for name, content in self.static.items()
@@ -126,7 +134,8 @@ class Answers:
             return _safe(answer)
         told = json.loads(bytes(answer.body))
         document = {**told, "status": answer.status_code, "path": request.url.path}
-        view = View("error.html", str(told["message"]).capitalize(), document)
+        extra = {"is_form": request.method == "POST"}  # which has no other format
+        view = View("error.html", str(told["message"]).capitalize(), document, extra=extra)
         page = self._page(request, view, frame, answer.status_code)
         for name in ("retry-after", "www-authenticate"):
             if name in answer.headers:
@@ -139,7 +148,7 @@ class Answers:
 
     def _page(self, request: Request, view: View, frame: Frame, status: int) -> Response:
         base = request.scope.get("root_path", "") + ROOT
-        text = self._environment.get_template(view.template).render(
+        text = self.environment.get_template(view.template).render(
             doc=view.document,
             title=view.title,
             counts=frame.counts,

@@ -14,7 +14,7 @@ from ergon_framework.errors import JobError
 from ergon_framework.web.audit import SIGNAL_FLOW
 from ergon_framework.web.console.acting import FormTaker
 from ergon_framework.web.console.answers import ROOT, View
-from ergon_framework.web.flow_actions import FLOW_ACTIONS, FlowAction, FlowActions
+from ergon_framework.web.flow_actions import FLOW_ACTIONS, PURGED, FlowAction, FlowActions
 from ergon_framework.web.responses import InvalidParameterError
 
 SIGNAL = "signal"
@@ -36,13 +36,13 @@ class FlowForms:
         reason = form.get("reason", "").strip()
         if form.get("action") == SIGNAL:
             name, value = form.get("signal", ""), _value(form.get("value", ""))
-            await self._actions.signal(flow_id, name, value, actor.name, reason)
-            return _shown(request, flow_id, SIGNAL_FLOW)
+            state = await self._actions.signal(flow_id, name, value, actor.name, reason)
+            return _shown(request, flow_id, SIGNAL_FLOW, state)
         action = _action_in(form)
         if action.asks_first and form.get("sure") != "yes":
             return _question(action, flow_id)
-        await self._actions.change(action, flow_id, actor.name, reason)
-        return _shown(request, "" if action.event is None else flow_id, action.audited_as)
+        state = await self._actions.change(action, flow_id, actor.name, reason)
+        return _shown(request, flow_id, action.audited_as, state)
 
 
 def _action_in(form: Given) -> FlowAction:
@@ -60,9 +60,10 @@ def _question(action: FlowAction, flow_id: str) -> View:
     return View("flow_sure.html", title, document, extra={"action": action})
 
 
-def _shown(request: Request, flow_id: str, did: str) -> Response:
+def _shown(request: Request, flow_id: str, did: str, state: str) -> Response:
+    """The page of the flow, or the list of flows where it is gone; either says what was done."""
     root = str(request.scope.get("root_path", "")) + ROOT
-    rest = f"/{quote(flow_id)}" if flow_id else ""
+    rest = "" if state == PURGED else f"/{quote(flow_id)}"
     return RedirectResponse(f"{root}/flows{rest}?did={did}", 303)
 
 

@@ -12,7 +12,8 @@ from ergon_framework.jobs.flow_client import found_flow
 from ergon_framework.jobs.flow_why import explain_flow, flow_view, plan_tree, total
 from ergon_framework.jobs.views import moment
 from ergon_framework.ports.flow import Flow, step_id
-from ergon_framework.ports.jobstore import FlowStore, FullJobStore, Job, Search
+from ergon_framework.ports.jobstore import FullJobStore, Job, Search
+from ergon_framework.web import flow_actions
 from ergon_framework.web.addresses import address_of
 from ergon_framework.web.audit import OF_FLOWS, AuditError, AuditLog, AuditSearch
 from ergon_framework.web.backends import JobBackend
@@ -77,17 +78,11 @@ def flow_chip(status: str) -> Chip:
 
 
 def flows_document(
-    source: JobBackend, statuses: Sequence[FlowStatus], limit: int
+    source: JobBackend, statuses: Sequence[FlowStatus], limit: int, cursor: str | None = None
 ) -> dict[str, Any]:
-    """The newest flows, in one of these states or in any."""
-    with source.opened() as client:
-        flows: FlowStore | None = getattr(client.store, "flows", None)
-        found = [] if flows is None else flows.search(statuses, limit)
-    return {
-        "items": [flow_view(each) for each in found],
-        "is_all": len(found) < limit,
-        "filter": {"status": [each.value for each in statuses]} if statuses else {},
-    }
+    """A page of flows, in one of these states or in any, and what was asked for."""
+    found = flow_actions.flows_document(source, statuses, limit, cursor)
+    return {**found, "filter": {"status": [each.value for each in statuses]} if statuses else {}}
 
 
 def flow_document(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from ergon_framework.core.job import JobStatus
+from ergon_framework.storage.urls import shown_url, without_password
 
 NOTHING = "\N{EN DASH}"
 """What stands where there is nothing to tell."""
@@ -141,3 +143,10 @@ def blocks(sentences: Iterable[str]) -> list[Block]:
         matched = _COMMAND.match(each)
         found.append(Block(matched[1], matched[2]) if matched else Block(each))
     return found
+
+
+def client_code(url: str) -> tuple[str, str]:
+    """What opens a store in a program, and a remark about what must not be shown of its URL."""
+    shown = shown_url(url)
+    named = json.dumps(shown or without_password(url), ensure_ascii=False)
+    return f"with JobClient({named}) as client:", "" if shown else "with its password"

@@ -27,7 +27,9 @@ Row = TypeVar("Row", bound=Mapping[str, Any])
 LATEST_DEAD = 100
 """Jobs that gave up, of which the errors are compared."""
 MOST_LOOKED_AT = 200
-"""Queues that are looked at. Where there are more, those with due jobs are looked at, too."""
+"""Queues that are looked at, if there are no more."""
+MOST_OF_MANY = 100
+"""Where there are more: the first ones, and those with due jobs."""
 MOST_NAMED = 1_000
 """Queues that are counted."""
 
@@ -39,10 +41,10 @@ def seen_in(store: FullJobStore, rates: JobRates) -> JobsSeen:
     names = store.queue_names(limit=MOST_NAMED + 1)
     looked, is_all, are_more_due = names, len(names) <= MOST_LOOKED_AT, False
     if not is_all:
-        due = store.queue_names(limit=MOST_LOOKED_AT + 1, is_due=True)
-        are_more_due = len(due) > MOST_LOOKED_AT
-        aside = [each.queue for each in store.unreadable(MOST_LOOKED_AT)]
-        looked = sorted({*names[:MOST_LOOKED_AT], *due[:MOST_LOOKED_AT], *aside})
+        due = store.queue_names(limit=MOST_OF_MANY + 1, is_due=True)
+        are_more_due = len(due) > MOST_OF_MANY
+        aside = [each.queue for each in store.unreadable(MOST_OF_MANY)]
+        looked = sorted({*names[:MOST_OF_MANY], *due[:MOST_OF_MANY], *aside})
     records = store.look_at_queues(looked, most=bound_for(len(looked)))
     latest = store.search(Search(statuses=(JobStatus.FAILED,)), LATEST_DEAD)
     return JobsSeen(

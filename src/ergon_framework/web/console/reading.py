@@ -175,17 +175,20 @@ class ReadingPages:
         return View("capability.html", title, found, rows, ATTEMPT_COLUMNS, extra, is_live=True)
 
     async def _flows(self, request: Request) -> View:
-        statuses = chosen(request.query_params, FlowStatus)
+        statuses, cursor = chosen(request.query_params, FlowStatus), _cursor(request)
         source = self._pool.jobs()
-        question = partial(flows_document, source, statuses, _most(request))
+        question = partial(flows_document, source, statuses, _most(request), cursor)
         found = await self._pool.call("jobs", question)
-        extra = {"statuses": FlowStatus, "asked": statuses, "flow_chip": flow_chip}
-        rows = found["items"]
-        return View("flows.html", "Flows", found, rows, FLOW_COLUMNS, extra, is_live=True)
+        extra: dict[str, Any] = {"statuses": FlowStatus, "asked": statuses, "flow_chip": flow_chip}
+        extra |= {"is_first": cursor is None, "following": None}
+        if found["next_cursor"] is not None:
+            extra["following"] = address_with(request, cursor=found["next_cursor"])
+        rows, is_live = found["items"], cursor is None
+        return View("flows.html", "Flows", found, rows, FLOW_COLUMNS, extra, is_live=is_live)
 
     async def _flow(self, request: Request) -> View:
         given = request.query_params
-        statuses, cursor = chosen(given, JobStatus), given.get("cursor") or None
+        statuses, cursor = chosen(given, JobStatus), _cursor(request)
         below = None if cursor is None else cursor_place(cursor, Place)
         flow_id = request.path_params["flow_id"]
         question = partial(
@@ -212,6 +215,10 @@ class ReadingPages:
 
 def _most(request: Request) -> int:
     return SHOWN if format_of(request) == "html" else MAX_PAGE
+
+
+def _cursor(request: Request) -> str | None:
+    return request.query_params.get("cursor") or None
 
 
 def chosen(given: Given, states: type[S]) -> list[S]:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Request, Response
 from starlette.datastructures import QueryParams as Given
@@ -22,7 +22,14 @@ from ergon_framework.web.audit import AUDITED, EDIT, FIRE, OF_FLOWS, PAUSE, RESU
 from ergon_framework.web.audit import logger as audit
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import JobBackend
-from ergon_framework.web.console.acting import FormTaker, action_in, edit_in, refuse_foreign
+from ergon_framework.web.console.acting import (
+    BulkQuestion,
+    FormTaker,
+    action_in,
+    edit_in,
+    refuse_foreign,
+    wanted_in,
+)
 from ergon_framework.web.console.answers import (
     ROOT,
     Answers,
@@ -64,7 +71,8 @@ from ergon_framework.web.console.part_pages import (
     zones_document,
 )
 from ergon_framework.web.console.reading import ReadingPages
-from ergon_framework.web.console.sharing import SharedLook
+from ergon_framework.web.console.sharing import SharedAnswers, SharedLook
+from ergon_framework.web.console.stand_in import StandIn
 from ergon_framework.web.console.work_pages import (
     FAMILY_COLUMNS,
     SCHEDULE_COLUMNS,
@@ -78,6 +86,7 @@ from ergon_framework.web.console.work_pages import (
 from ergon_framework.web.files_to_come import for_pages
 from ergon_framework.web.job_actions import (
     ACTIONS,
+    DELETED,
     MOST_AT_ONCE,
     Action,
     actions_for,
@@ -101,7 +110,7 @@ from ergon_framework.web.responses import (
     UnknownOutcomeError,
     answer_of,
 )
-from ergon_framework.web.sessions import COOKIE, LIFETIME, Sessions
+from ergon_framework.web.sessions import COOKIE, LIFETIME, BrowserSession, Sessions
 from ergon_framework.web.tokens import CallerRole
 
 logger = logging.getLogger("ergon.web")
@@ -125,6 +134,10 @@ MOST_QUEUES = 100
 """Queues on a page."""
 MOST_FAMILIES = 30
 """Families of dead letters on a page: each has forms."""
+MANY_WATCHERS = 10
+"""Open pages from which on they share what is shown: it may be a second old then."""
+_SHARED = ("", "/queues", "/jobs", "/flows", "/dead-letters", "/workers")
+"""Pages that follow what happens, and look the same for all with one role."""
 FIGURES_TIMEOUT = 1.0
 """Seconds that a page which is ready waits for the figures beside it."""
 
@@ -147,10 +160,13 @@ class Console:
         self._pool = pool
         self._taker = FormTaker(pool, sessions)
         self._watch = Watch(pool)
-        self._answers = Answers()
+        jobs = pool.backends.jobs
+        self._answers = Answers("" if jobs is None else jobs.setup.url)
         self._reading = ReadingPages(pool)
         self._dead = SharedLook(partial(self._asked, dead_letters_document))
         self._events = ChangeEvents(self._mark, stopping)
+        self._pages: SharedAnswers[Response] = SharedAnswers()
+        self._standing = StandIn()
 
     async def _mark(self) -> str:
         return f"{await self._watch.mark()}-{await self._reading.mark()}"
@@ -183,7 +199,8 @@ class Console:
         for path in ("/jobs/", "/flows/", "/traces/"):  # else of an id without a letter
             router.add_route(ROOT + path, self._slashed, ["GET"])
         for path, show in pages.items():
-            router.add_route(ROOT + path, self._page(show), ["GET"])
+            page = self._page(show, may_share=path in _SHARED)
+            router.add_route(ROOT + path, page, ["GET"])
         if self._taker.sessions is not None:
             forms: dict[str, Shown] = {
                 "/sign-in": self._sign_in,
@@ -200,27 +217,49 @@ class Console:
         router.add_route(f"{ROOT}/{{rest:path}}", self._page(self._missing), ["GET"])
         return router
 
-    def _page(self, show: Shown) -> Callable[[Request], Awaitable[Response]]:
+    def _page(
+        self, show: Shown, *, may_share: bool = False
+    ) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            # Beside the page, which would else wait twice for a store that hangs.
-            figures = asyncio.ensure_future(self._figures(request))
-            problem: ErgonError
-            try:
-                found = await self._in_time(request, show)
-                if not isinstance(found, View):
-                    return found
-                frame = await self._frame(request, figures)
-                return self._answers.show(request, found, frame, found.status)
-            except ErgonError as error:
-                problem = error
-            except ClientDisconnect:  # before all of its form had come: nobody reads an answer
-                return Response(status_code=400)
-            except Exception:  # a row that nobody of ours has written, say: a person reads a page
-                logger.exception("the page %s failed", request.url.path)
-                problem = _PageFailedError()
-            return self._answers.error(request, problem, await self._frame(request, figures))
+            session = self._taker.session(request)
+            is_many = may_share and self._events.watchers >= MANY_WATCHERS
+            if not is_many or format_of(request) != "html" or "did" in request.query_params:
+                return await self._answer(request, show, session)
+            # One for all with the same role, with marks where each has a name and a secret.
+            alike = self._standing.alike(session)
+            who = None if alike is None else (alike.role, alike.is_proxied)
+            question = (
+                request.scope.get(ROLE),
+                who,
+                request.scope.get("root_path"),
+                path_of(request),
+                request.url.query,
+            )
+            look = partial(self._answer, request, show, alike)
+            return self._standing.made_for(session, await self._pages.get(question, look))
 
         return answer
+
+    async def _answer(
+        self, request: Request, show: Shown, session: BrowserSession | None
+    ) -> Response:
+        # Beside the page, which would else wait twice for a store that hangs.
+        figures = asyncio.ensure_future(self._figures(request))
+        problem: ErgonError
+        try:
+            found = await self._in_time(request, show)
+            if not isinstance(found, View):
+                return found
+            frame = await self._frame(request, figures, session)
+            return self._answers.show(request, found, frame, found.status)
+        except ErgonError as error:
+            problem = error
+        except ClientDisconnect:  # before all of its form had come: nobody reads an answer
+            return Response(status_code=400)
+        except Exception:  # a row that nobody of ours has written, say: a person reads a page
+            logger.exception("the page %s failed", request.url.path)
+            problem = _PageFailedError()
+        return self._answers.error(request, problem, await self._frame(request, figures, session))
 
     async def _in_time(self, request: Request, show: Shown) -> View | Response:
         """What is shown; an error before the request is cut off, which gives no page."""
@@ -233,10 +272,14 @@ class Console:
                 raise UnknownOutcomeError from None
             raise LateAnswerError(seconds) from None
 
-    async def _frame(self, request: Request, figures: asyncio.Task[Mapping[str, Figure]]) -> Frame:
+    async def _frame(
+        self,
+        request: Request,
+        figures: asyncio.Task[Mapping[str, Figure]],
+        session: BrowserSession | None,
+    ) -> Frame:
         """What stands around a page, which waits for its figures a moment at most."""
         await asyncio.wait({figures}, timeout=FIGURES_TIMEOUT)
-        session = self._taker.session(request)
         did = _DID.get(request.query_params.get("did", ""))
         counts = figures.result() if figures.done() else {}
         return Frame(counts, self._taker.sessions is not None, session, did)
@@ -391,6 +434,7 @@ class Console:
         extra = {
             "once": request.query_params.get("once", ""),
             "has_tokens": self._sessions().has_tokens,
+            "is_unknown": COOKIE in request.cookies and self._taker.session(request) is None,
         }
         return View("sign_in.html", "Sign in", {}, extra=extra)
 
@@ -436,19 +480,23 @@ class Console:
         actor, action = self._taker.actor(request, form), action_in(form)
         is_sure = form.get("sure") == "yes"
         job_id = form.get("id", "")
+        if "id" in form and not job_id:  # without the field, a filter chooses: an empty one, all
+            raise InvalidParameterError("id", "is empty", "send the id of a job")
         if job_id:
             if action.asks_first and not is_sure:
-                return _question(action, form, 1, {"id": [job_id]})
+                return _question(action, form, BulkQuestion(1, {"id": [job_id]}, None))
             reason = form.get("reason", "").strip()
-            await self._taker.actions.change_one(action, job_id, actor.name, reason)
-            if action.name == "delete":
+            state = await self._taker.actions.change_one(action, job_id, actor.name, reason)
+            if state == DELETED:
                 return RedirectResponse(f"{_root(request)}/jobs?did={action.name}", 303)
             return _shown(request, job_id, action.name)
         if not is_sure:
-            return _question(action, form, *await self._taker.count(action, form))
+            return _question(action, form, await self._taker.ask(action, form))
         done = await self._taker.change_many(action, form, actor)
         document = {"action": action.name, "done": done}
-        extra = {"action": action, "most": MOST_AT_ONCE}
+        extra: dict[str, Any] = {"action": action, "most": MOST_AT_ONCE}
+        wanted = wanted_in(form)
+        extra |= {"wanted": wanted, "listed": _listed(wanted)}
         return View("changed.html", f"{action.title}: done", document, extra=extra)
 
     async def _pause(self, request: Request) -> Response:
@@ -549,11 +597,20 @@ def _edit_view(
     return View("edit.html", "Edit and requeue", document, extra=extra, status=status)
 
 
-def _question(action: Action, form: Given, number: int, wanted: Mapping[str, Any]) -> View:
+def _question(action: Action, form: Given, asked: BulkQuestion) -> View:
     """What would be done, and to how many: nothing has been changed."""
-    document = {"action": action.name, "would_change": number, "filter": wanted}
-    extra = {"action": action, "most": MOST_AT_ONCE, "reason": form.get("reason", "")}
+    document = {"action": action.name, "would_change": asked.number, "filter": asked.wanted}
+    extra: dict[str, Any] = {"action": action, "most": MOST_AT_ONCE}
+    extra["reason"] = form.get("reason", "")
+    extra |= {"behind": asked.behind, "listed": _listed(asked.wanted)}
     return View("sure.html", f"{action.title}?", document, extra=extra)
+
+
+def _listed(wanted: Mapping[str, Any]) -> str:
+    """Where the jobs are, or the only one, that a form is about."""
+    if "id" in wanted:
+        return address_of("/jobs", wanted["id"][0])
+    return f"/jobs?{urlencode(wanted, doseq=True)}" if wanted else "/jobs"
 
 
 def _part_of(request: Request, shown: int) -> tuple[int, str | None]:

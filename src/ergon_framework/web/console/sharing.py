@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
 from time import monotonic
 from typing import Generic, TypeVar
 
@@ -25,9 +26,13 @@ class SharedLook(Generic[T]):
     """
 
     def __init__(
-        self, look: Callable[[], Awaitable[T]], clock: Callable[[], float] = monotonic
+        self,
+        look: Callable[[], Awaitable[T]],
+        clock: Callable[[], float] = monotonic,
+        longest: float = LONGEST,
     ) -> None:
         self._look = look
+        self._longest = longest
         self._clock = clock
         self._task: asyncio.Task[T] | None = None
         self._until = 0.0
@@ -48,5 +53,26 @@ class SharedLook(Generic[T]):
         begun = self._clock()
         found = await self._look()
         now = self._clock()
-        self._until = now + min(LONGEST, max(FRESH, SHARE * (now - begun)))
+        self._until = now + min(self._longest, max(FRESH, SHARE * (now - begun)))
         return found
+
+
+MOST_KEPT = 100
+"""Answers of which each is for another question."""
+
+
+class SharedAnswers(Generic[T]):
+    """The same for many questions: each is answered once in a second, however many ask it."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._looks: OrderedDict[Hashable, SharedLook[T]] = OrderedDict()
+
+    async def get(self, question: Hashable, look: Callable[[], Awaitable[T]]) -> T:
+        """The answer; ``look`` is called where there is none, or an old one."""
+        found = self._looks.get(question)
+        if found is None:
+            found = self._looks[question] = SharedLook(look, self._clock, FRESH)
+            while len(self._looks) > MOST_KEPT:
+                self._looks.popitem(last=False)
+        return await found.get()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
@@ -65,31 +66,50 @@ def dead_letters_document(source: JobBackend) -> dict[str, Any]:
 
 def families(jobs: Iterable[Job]) -> list[dict[str, Any]]:
     """Families of jobs, the largest first; each is told by the message of its latest job."""
-    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    found: dict[tuple[str, str, str], _Family] = {}
+    known: dict[tuple[str, str, str], _Family] = {}  # by what a job says itself: most say the same
     for job in jobs:  # the newest first
         failure = job.last_error
         code, message = (job.why, "") if failure is None else (failure.code, failure.message)
-        key = error_family(job.handler, code, message)
-        family = found.setdefault(
-            key,
-            {
-                "number": 0,
-                "handler": job.handler,
-                "code": code,
-                "message": one_line(message)[:MAX_MESSAGE],
-                "latest_id": job.id,
-                "last_at": None,
-                "first_at": None,
-                "queues": [],
-            },
-        )
-        family["number"] += 1
-        ended = moment(job.finished_at)
-        family["last_at"] = max(filter(None, (family["last_at"], ended)), default=None)
-        family["first_at"] = min(filter(None, (family["first_at"], ended)), default=None)
-        if job.queue not in family["queues"]:
-            family["queues"].append(job.queue)
-    return sorted(found.values(), key=lambda family: -int(family["number"]))
+        said = job.handler, code, message
+        family = known.get(said)
+        if family is None:
+            family = found.setdefault(error_family(*said), _Family(job, code, message))
+            known[said] = family
+        family.take(job)
+    return [each.view() for each in sorted(found.values(), key=lambda one: -one.number)]
+
+
+class _Family:
+    """Jobs that gave up for the same reason."""
+
+    def __init__(self, latest: Job, code: str, message: str) -> None:
+        self._latest, self._code, self._message = latest, code, message
+        self.number = 0
+        self._first, self._last = math.inf, -math.inf
+        self._queues: dict[str, None] = {}
+
+    def take(self, job: Job) -> None:
+        """Count one of them."""
+        self.number += 1
+        self._queues[job.queue] = None
+        if job.finished_at is not None:
+            self._first = min(self._first, job.finished_at)
+            self._last = max(self._last, job.finished_at)
+
+    def view(self) -> dict[str, Any]:
+        """All of them as plain values."""
+        has_ended = self._last >= self._first
+        return {
+            "number": self.number,
+            "handler": self._latest.handler,
+            "code": self._code,
+            "message": one_line(self._message)[:MAX_MESSAGE],
+            "latest_id": self._latest.id,
+            "last_at": moment(self._last if has_ended else None),
+            "first_at": moment(self._first if has_ended else None),
+            "queues": list(self._queues),
+        }
 
 
 def families_page(found: Mapping[str, Any], limit: int, cursor: str | None) -> dict[str, Any]:
