@@ -58,10 +58,10 @@ FAST = ("unit", "core", "engine/test_twins.py")
 FAST_OPTIONS = ("-q", "-m", "not slow and not campaign")
 LISTED_PATHS = 12
 TELL_EVERY = 60.0  # seconds: whoever watches a log wants to see that something goes on
-RERUN_TIME = 300.0
+RERUN_TIME = 420.0
 """Seconds: the groups that are at work when no more are started end in these, where failures of a
 busy machine are likely, and the few tests that are run again take little."""
-MOST_RERUN = 5  # tests: more that fail have something in common, which is not the moment
+MOST_RERUN = 8  # tests: more that fail have something in common, which is not the moment
 _LOOK = 0.2
 _END_TIMEOUT = 20.0  # seconds: a group stops its servers
 _FAILED = 1
