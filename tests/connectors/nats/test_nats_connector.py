@@ -52,7 +52,7 @@ class SuiteStreams:
         self._streams = streams
         self._server = server
         # The server tells a consumer of a message a moment after it has stored it.
-        self._options = {"ack_wait": 1.0, "wait": 0.02, **options}
+        self._options = {"ack_wait": 2.0, "wait": 0.02, **options}
 
     @contextmanager
     def make(self) -> Iterator[NatsConnector]:
