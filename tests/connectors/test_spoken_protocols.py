@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.app.diagnostics.protocols import spoken_at
+from ergon_framework.app.diagnostics.servers import spoken_at
 from tests.servers.by_url import doctor
 from tests.servers.kafka import KafkaCluster
 from tests.servers.mosquitto import Mosquitto

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, SecretStr
@@ -149,3 +150,47 @@ def _secrets(settings: Settings) -> Iterator[Any]:
 def store_path(checking: SettingsCheck, *paths: tuple[str, ...]) -> tuple[str, ...]:
     """Where the store of a part is written: the first of these, else in ``[store]``."""
     return next((path for path in paths if checking.has(*path)), ("store", "url"))
+
+
+# SQLite files that have lost their tables. A program that opens one makes the tables anew, and goes
+# on without the jobs, facts or calls that were in it. So the file is read before it is opened.
+
+_BEGIN = "restore a backup; if nothing was in it, or is to be, delete it, with its -wal and -shm"
+_SQL = "SELECT name FROM sqlite_master WHERE type = 'table'"
+_VERSIONED = ("ergon_jobs", "ergon_boundary_", "ergon_poll_")
+"""Tables whose version stands in ``ergon_schema``."""
+
+
+def emptied(check: str, path: Path | None, *, store: str = "") -> Finding | None:
+    """What a SQLite file has lost, as a finding of ``check``; None if the file may be opened.
+
+    A file that cannot be read gives None, too: the store says what is wrong with it.
+    """
+    found = None if path is None else _lost(path)
+    if found is None:
+        return None
+    return Finding(check, FindingStatus.BAD, *found, store=store)
+
+
+def _lost(path: Path) -> tuple[str, str] | None:
+    import sqlite3
+
+    try:
+        wal = Path(f"{path}-wal")
+        has_wal = wal.is_file() and wal.stat().st_size > 0
+        if path.is_dir():
+            return f"{path} is a folder", "name a file in it"
+        if not path.exists():
+            if not has_wal:
+                return None  # it is made at its first use
+            return f"{path} is not there, and its -wal is", "bring the file back, or both of them"
+        if not path.stat().st_size:
+            return None if has_wal else (f"{path} is empty: it has no tables", _BEGIN)
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as opened:
+            tables = {name for (name,) in opened.execute(_SQL)}
+    except (OSError, sqlite3.Error):
+        return None
+    if "ergon_schema" not in tables and any(each.startswith(_VERSIONED) for each in tables):
+        text = f"{path} has lost the table ergon_schema, which says what its other tables are"
+        return text, "stop what uses it, and put a backup of it in its place"
+    return None

@@ -14,13 +14,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ergon_framework.app.diagnostics.emptied import emptied
 from ergon_framework.app.diagnostics.findings import (
     TIMEOUT,
     Finding,
     FindingStatus,
     SettingsCheck,
     all_within,
+    emptied,
     of_error,
     of_store,
     store_path,

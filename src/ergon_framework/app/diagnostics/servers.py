@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -14,15 +15,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ergon_framework.app.diagnostics.emptied import emptied
 from ergon_framework.app.diagnostics.findings import (
     TIMEOUT,
     Finding,
     FindingStatus,
+    emptied,
     of_error,
     overdue,
 )
-from ergon_framework.app.diagnostics.protocols import KINDS, spoken_at
 from ergon_framework.app.factories import Factory, connector_factory, service_factory
 from ergon_framework.app.lifespan import offered
 from ergon_framework.app.settings import revealed
@@ -385,3 +385,92 @@ def _visit(part: Any) -> tuple[bool, Any]:
 
 async def _awaited(answer: Awaitable[Any]) -> Any:
     return await answer
+
+
+# Which protocol is spoken at an address: for URLs that lead to a server of another kind. Only host
+# and port of the URL are used, so no credentials are sent. Some servers speak first; each of the
+# others is asked what its kind of server answers without a login.
+
+ANSWER_TIMEOUT = 0.5
+"""Seconds for each answer."""
+_ENOUGH = 64
+_GET = b"GET / HTTP/1.0\r\n\r\n"
+_SSL_REQUEST = b"\x00\x00\x00\x08\x04\xd2\x16\x2f"
+_CONNECT = b"\x10\x0d\x00\x04MQTT\x05\x02\x00\x0a\x00\x00\x00"
+_API_VERSIONS = b"\x00\x00\x00\x0a\x00\x12\x00\x00ergo\xff\xff"
+_MYSQL_GREETING = re.compile(rb"...\x00[\x0a\xff]", re.DOTALL)
+
+KINDS = {
+    "amqp": "RabbitMQ",
+    "kafka": "Kafka",
+    "mqtt": "MQTT",
+    "nats": "NATS",
+    "postgresql": "PostgreSQL",
+    "postgres": "PostgreSQL",
+    "redis": "Redis",
+    "http": "HTTP",
+    "poll": "HTTP",
+    "post": "HTTP",
+    "sqs": "HTTP",
+    "mysql": "MySQL",
+    "mariadb": "MySQL",
+}
+"""Which kind of server a scheme expects. Schemes with TLS are left out: such a server answers
+nothing in plain text."""
+
+
+def _greeting(said: bytes) -> str | None:
+    if said.startswith(b"INFO {"):
+        return "NATS"
+    if said.startswith(b"SSH-"):
+        return "SSH"
+    if said.startswith(b"220"):
+        return "SMTP or FTP"
+    return "MySQL" if _MYSQL_GREETING.match(said) else None
+
+
+def _to_get(said: bytes) -> str | None:
+    if said.startswith(b"HTTP/"):
+        return "HTTP"
+    if said.startswith(b"AMQP"):
+        return "RabbitMQ"
+    if said.startswith(b"\x15\x03"):
+        return "TLS"
+    return "Redis" if said.startswith((b"-ERR", b"-NOAUTH", b"-DENIED", b"-NOPERM")) else None
+
+
+def _to_ssl_request(said: bytes) -> str | None:
+    return "PostgreSQL" if said in (b"S", b"N") else None
+
+
+def _to_connect(said: bytes) -> str | None:
+    return "MQTT" if said.startswith(b"\x20") else None
+
+
+def _to_api_versions(said: bytes) -> str | None:
+    return "Kafka" if said[4:8] == b"ergo" else None
+
+
+_QUESTIONS: tuple[tuple[bytes, Callable[[bytes], str | None]], ...] = (
+    (b"", _greeting),
+    (_GET, _to_get),
+    (_SSL_REQUEST, _to_ssl_request),
+    (_CONNECT, _to_connect),
+    (_API_VERSIONS, _to_api_versions),
+)
+
+
+def spoken_at(host: str, port: int, *, timeout: float = ANSWER_TIMEOUT) -> str | None:
+    """The kind of server that answers at an address; None if none does, or none that is known."""
+    for question, kind_of in _QUESTIONS:
+        try:
+            line = socket.create_connection((host, port), timeout)
+        except OSError:
+            return None
+        with line, suppress(OSError):  # it hangs up, or says nothing
+            line.settimeout(timeout)
+            line.sendall(question)
+            found = kind_of(line.recv(_ENOUGH))
+            if found is not None:
+                return found
+    return None
