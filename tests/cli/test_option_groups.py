@@ -8,8 +8,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from ergon_framework.cli.command_run import expanded
 from ergon_framework.cli.jobs import app as jobs
-from ergon_framework.cli.option_groups import expanded
 
 
 class Chosen(NamedTuple):

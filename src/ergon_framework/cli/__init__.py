@@ -3,9 +3,9 @@
 Where to look first: ``catalogue`` lists them all, and ``commands`` turns their errors into exit
 codes (``ExitCode`` in ``app.console``). A command is in the file of its name; ``project`` has the
 small ones about a project and its machine, ``worker`` those about workers and executors. What
-commands share: ``command_run`` (options, streams, being supervised and stopped), ``option_groups``
-(options of several commands, declared once), ``output`` (tables, JSON, errors) and ``job_client``
-(a store of jobs). ``init_process`` is process 1 of a container.
+commands share: ``command_run`` (options, streams, being supervised and stopped), ``output``
+(tables, JSON, errors) and ``job_client`` (a store of jobs). ``init_process`` is process 1 of a
+container.
 
 Everything heavy is imported inside the commands: ``ergon --version`` and ``ergon executor`` start
 without it.

@@ -69,7 +69,7 @@ ALIASES = (
     CommandEntry("live", "ergon tasks live", "project:live"),
     CommandEntry("notices", "ergon tasks notices", "project:notices"),
     CommandEntry("workers", "ergon jobs workers", "worker:workers"),
-    CommandEntry("audit", "ergon jobs audit", "audit:audit"),
+    CommandEntry("audit", "ergon jobs audit", "jobs:audit"),
     CommandEntry("executor", "ergon jobs executor", "worker:executor"),
     CommandEntry("conform", "ergon jobs conform", "worker:conform"),
     CommandEntry("export", "ergon db export", "db:export"),

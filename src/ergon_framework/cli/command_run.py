@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -24,6 +26,8 @@ from ergon_framework.cli.output import keep_stdout, print_line, printable, show_
 if TYPE_CHECKING:
     from ergon_framework.app.processes import SupervisorLink
     from ergon_framework.app.settings import Settings
+
+R = TypeVar("R")
 
 
 @dataclass(slots=True)
@@ -192,3 +196,48 @@ def _stop(number: int, _frame: FrameType | None) -> None:
     for each in _SIGNALS:
         signal.signal(each, signal.SIG_DFL)  # to tidy up may take longer than somebody will wait
     raise CommandStoppedError(number)
+
+
+# Options that several commands share, declared once. Typer reads the options of a command from its
+# signature. A function declares a group of options and makes one value of them; a command takes
+# that value as one argument, and ``expanded`` puts the options in the place of that argument.
+
+
+def expanded(
+    *, leaves_out: Collection[str] = (), **groups: Callable[..., Any]
+) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Let a command take groups of options, each as the argument that names it.
+
+    ``leaves_out`` are options that this command does not have; their groups use the defaults.
+    """
+
+    def decorate(command: Callable[..., R]) -> Callable[..., R]:
+        own = inspect.signature(command, eval_str=True)
+        members = {name: _options_of(make, leaves_out) for name, make in groups.items()}
+        options = [
+            option for each in own.parameters.values() for option in members.get(each.name, (each,))
+        ]
+
+        @wraps(command)
+        def called(**given: Any) -> R:
+            for name, make in groups.items():
+                # An option that ``leaves_out`` names is not given: its group has a default for it.
+                taken = {each.name for each in members[name]} & given.keys()
+                given[name] = make(**{option: given.pop(option) for option in taken})
+            return command(**given)
+
+        # Typer reads order and defaults from the signature, and the types from the annotations.
+        called.__signature__ = own.replace(parameters=options)  # type: ignore[attr-defined]
+        called.__annotations__ = {each.name: each.annotation for each in options}
+        return called
+
+    return decorate
+
+
+def _options_of(
+    make: Callable[..., Any], leaves_out: Collection[str]
+) -> tuple[inspect.Parameter, ...]:
+    """The options of a group, keyword-only, so that arguments without a default may follow them."""
+    found = inspect.signature(make, eval_str=True).parameters.values()
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return tuple(each.replace(kind=kind) for each in found if each.name not in leaves_out)

@@ -12,7 +12,7 @@ import typer
 from ergon_framework.app import dead_letters
 from ergon_framework.app.dead_letters import LetterCounts, LetterFilter, LetterKind
 from ergon_framework.cli import completion
-from ergon_framework.cli.command_run import ConfigPath, JsonFlag, finite
+from ergon_framework.cli.command_run import ConfigPath, JsonFlag, expanded, finite
 from ergon_framework.cli.job_client import (
     COLUMNS,
     StoreUrl,
@@ -23,7 +23,6 @@ from ergon_framework.cli.job_client import (
     show_jobs,
 )
 from ergon_framework.cli.job_filters import All, DryRun, Limit, OfHandler, OfQueue
-from ergon_framework.cli.option_groups import expanded
 from ergon_framework.cli.output import progress, show_list, show_one, waiting
 from ergon_framework.errors import ConfigurationError, JobNotFoundError
 from ergon_framework.storage.urls import pasteable

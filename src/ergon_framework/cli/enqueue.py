@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli import completion
-from ergon_framework.cli.command_run import ConfigPath, JsonFlag, finite
+from ergon_framework.cli.command_run import ConfigPath, JsonFlag, expanded, finite
 from ergon_framework.cli.job_client import StoreUrl, opened
 from ergon_framework.cli.job_filters import pairs
-from ergon_framework.cli.option_groups import expanded
 from ergon_framework.cli.output import (
     json_text,
     progress,

@@ -116,7 +116,7 @@ def job_filters(
     since: Since = None,
     until: Until = None,
 ) -> JobFilters:
-    """The options that choose jobs, for :func:`~ergon_framework.cli.option_groups.expanded`."""
+    """The options that choose jobs, for :func:`~ergon_framework.cli.command_run.expanded`."""
     return JobFilters(status, queue, handler, tag, metadata, error, since, until)
 
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from ergon_framework.cli import completion, job_filters
-from ergon_framework.cli.command_run import ConfigPath, JsonFlag, finite
+from ergon_framework.cli.command_run import ConfigPath, JsonFlag, expanded, finite
 from ergon_framework.cli.job_client import StoreUrl, opened
-from ergon_framework.cli.option_groups import expanded
 from ergon_framework.cli.output import can_ask, progress, show_one
 from ergon_framework.errors import ConfigurationError
 

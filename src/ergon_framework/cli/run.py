@@ -21,11 +21,11 @@ from ergon_framework.cli.command_run import (
     LogLevel,
     PolicyPath,
     Session,
+    expanded,
     finite,
     session_of,
     supervised_by,
 )
-from ergon_framework.cli.option_groups import expanded
 from ergon_framework.cli.output import (
     keep_stdout,
     print_line,
