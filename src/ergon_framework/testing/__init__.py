@@ -1,6 +1,6 @@
 """What users test with. Nothing here needs pytest, and a name is loaded when it is first used.
 
-- ``sandbox``: a whole program in memory and in virtual time; ``fakes``: what it talks to
+- ``sandbox``: a whole program in memory and in virtual time, and fakes of what it talks to
 - ``clock``: virtual time; ``scripted``: tasks and connectors that follow a script
 - ``link``: a connection that can be cut; ``plugin``: fixtures for pytest
 - ``suites``: what an adapter must do

@@ -4,8 +4,7 @@ A store keeps the ports in ``ergon_framework.ports.jobstore`` when every check p
 runs them without a test framework; ``under_test`` is the store as the checks see it. The checks
 stand by subject: ``enqueue``, ``unique``, ``claim``, ``handler_lanes``, ``settle``, ``limits``,
 ``key_limits``, ``versions``, ``leases``, ``schedules``, ``subscriptions``, ``admin``,
-``queue_counts``, ``unreadable``, ``records``, ``flows``, ``retention``; ``rates`` has what two of
-them check alike.
+``queue_counts``, ``unreadable``, ``records``, ``flows``, ``retention``.
 """
 
 from __future__ import annotations

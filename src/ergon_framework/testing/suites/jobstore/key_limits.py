@@ -5,7 +5,7 @@ from __future__ import annotations
 from ergon_framework.core.job import CancelRequested
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import Check, expect, register
-from ergon_framework.testing.suites.jobstore.rates import (
+from ergon_framework.testing.suites.jobstore.limits import (
     expect_instant_of_next_token,
     expect_token_every_other_second,
     expect_token_for_every_start,
