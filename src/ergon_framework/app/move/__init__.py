@@ -2,8 +2,8 @@
 
 Where to look first: ``run`` has the order of a move and of its way back. ``app/store_location``
 says what FROM and TO mean, ``endpoints`` which stores are opened and how, ``preflight`` whether a
-target may be written. ``announcement`` has new files refused from before they are made; ``lock``
-and ``fencing`` keep other moves away. ``transfer`` compares, copies and verifies records;
+target may be written. ``lock`` and ``fencing`` keep other moves away, and ``lock`` keeps everybody
+away from files that a move is going to make. ``transfer`` compares, copies and verifies records;
 ``object_copy`` copies the bytes of objects, and ``payloads`` brings those of jobs back into rows.
 
 ``ergon export`` and ``ergon import`` are the same with a file on one side: ``record_file`` is the

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from ergon_framework.app.move import endpoints, object_copy, preflight, transfer
-from ergon_framework.app.move.announcement import announced_files
 from ergon_framework.app.move.endpoints import Asked
 from ergon_framework.app.move.fencing import FencedStore
+from ergon_framework.app.move.lock import announced_files
 from ergon_framework.app.move.object_copy import ObjectStorePair
 from ergon_framework.app.move.record_file import (
     CALLS,

@@ -17,18 +17,19 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ergon_framework.app.move.endpoints import Asked, zone_meant
-from ergon_framework.boundary.data_folder import take_lock
+from ergon_framework.boundary import data_folder
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.store_urls import open_store
-from ergon_framework.ports.transfer import MoveLease, records_of
+from ergon_framework.ports.transfer import MoveLease, MoveState, records_of
+from ergon_framework.storage.incoming import Announcement
 
 MOVING = ".moving"
 """What the name of a file is followed by while a move, or the way back from one, changes it."""
@@ -90,7 +91,7 @@ def _lock_file(file: Path, held: ExitStack) -> None:
     real = file.resolve()  # by whatever link it was named, it has one lock
     path = real.with_name(f"{real.name}{MOVING}")
     try:
-        descriptor = take_lock(path)
+        descriptor = data_folder.take_lock(path)
     except OSError as error:
         raise StoreError(
             f"{path} cannot be written: {error.strerror or error}",
@@ -174,3 +175,55 @@ def _lease_of(asked: Asked, held: ExitStack) -> MoveLease | None:
         store = open_store(asked.source.url, half_moved=True)
         records = records_of(held.enter_context(closing(store)))
     return records if isinstance(records, MoveLease) else None
+
+
+@contextmanager
+def announced_files(several: Sequence[Asked], source: str = "") -> Iterator[Announcement]:
+    """Announce the files that the moves are going to make; withdrawn if the moves are refused.
+
+    Every other program refuses an announced file, from before it exists. A file that exists may be
+    in use, and is announced later, when nothing stands against the moves. ``source`` is what the
+    stores become a copy of, where that is not what the moves name as FROM.
+    """
+    # The last first, as when they are marked.
+    meant = [each for each in reversed(several) if not each.is_trial and each.target.file]
+    announced = Announcement(_expected(meant[0], source) if meant else MoveState())
+    made: list[Path] = []
+    try:
+        for each in meant:
+            made += _made_for(each)
+        announced.announce_new(
+            list(dict.fromkeys(file for each in meant if (file := each.target.file)))
+        )
+        yield announced
+    except BaseException:
+        announced.cancel()
+        for folder in reversed(made):
+            with suppress(OSError):  # something is in it by now
+                folder.rmdir()
+        raise
+
+
+def _made_for(asked: Asked) -> list[Path]:
+    """Make the folder of a zone that is to be filled; the folders that were not there, outer first.
+
+    Without its folder nothing can be said beside its file.
+    """
+    if asked.target.file is None or not asked.is_zone:
+        return []
+    folder = asked.target.file.parent
+    data_folder.refuse_half_restored(folder, data_folder.FILE)
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    with suppress(OSError):  # whoever locks the folder says so
+        data_folder.make(folder)
+    return missing[::-1]
+
+
+def _expected(asked: Asked, source: str) -> MoveState:
+    """What a file is refused with before its part is known: which command fills it."""
+    what = "facts" if asked.is_zone else "jobs"
+    return MoveState(
+        source or f"{what} of {asked.source.name}",
+        token=secrets.token_hex(8),
+        program=asked.program,
+    )

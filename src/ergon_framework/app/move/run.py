@@ -10,10 +10,9 @@ from functools import partial
 from msgspec.structs import replace as replace_struct
 
 from ergon_framework.app.move import endpoints, lock, object_copy, preflight, transfer
-from ergon_framework.app.move.announcement import announced_files
 from ergon_framework.app.move.endpoints import Asked, no_work_at, zones_at
 from ergon_framework.app.move.fencing import FencedStore
-from ergon_framework.app.move.lock import MoveLock
+from ergon_framework.app.move.lock import MoveLock, announced_files
 from ergon_framework.app.move.transfer import Moved, Tell, Transfer
 from ergon_framework.app.store_location import is_one_store, is_same
 from ergon_framework.boundary.data_folder import DataFolder
