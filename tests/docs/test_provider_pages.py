@@ -36,7 +36,6 @@ from ergon_framework.providers.execution import (
     ProviderExecutionResult,
     QuotaSnapshot,
 )
-from ergon_framework.providers.faults import FaultProfile
 from ergon_framework.providers.functions import Provider
 from ergon_framework.providers.mapping.clients import STATUS_REASONS
 from ergon_framework.providers.migrations import HEAD, VERSION_TABLE
@@ -45,6 +44,7 @@ from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.recorder import RecorderStats
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.schemas import DeadLetterMessage, ProviderHealthItem
+from ergon_framework.providers.synthetic import FaultProfile
 from ergon_framework.providers.tasks import TaskGate, TaskOptions
 from ergon_framework.providers.telemetry import OUTCOMES
 from ergon_framework.storage import failpoints

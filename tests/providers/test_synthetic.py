@@ -13,11 +13,10 @@ from ergon_framework.errors import ConfigurationError
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ERROR_OF
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
-from ergon_framework.providers.faults import FaultProfile
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.runner import ProviderTaskRunner
-from ergon_framework.providers.synthetic import SyntheticHTTPError, SyntheticProvider
+from ergon_framework.providers.synthetic import FaultProfile, SyntheticHTTPError, SyntheticProvider
 from ergon_framework.providers.tasks import TaskCall
 from ergon_framework.testing.clock import VirtualClock
 

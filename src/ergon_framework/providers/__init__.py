@@ -16,7 +16,7 @@ tasks of a queue; ``celery_worker`` is what its processes do beside them. ``serv
 ``health_routes`` serve the health of providers to whom ``authorization`` lets, in the documents of
 ``schemas``. ``execution`` has what goes into a call and comes out of it; ``validation`` and
 ``declared_options`` refuse what cannot be meant, ``redaction`` takes secrets away, ``telemetry``
-reports, and ``threads`` runs what may block. ``synthetic`` providers fail as ``faults`` says.
+reports, and ``threads`` runs what may block. ``synthetic`` providers fail as a script says.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
         ProviderExecutionResult,
         QuotaSnapshot,
     )
-    from ergon_framework.providers.faults import Fault, FaultProfile
     from ergon_framework.providers.functions import Provider
     from ergon_framework.providers.http_transport import (
         CircuitOpenTransportError,
@@ -87,7 +86,12 @@ if TYPE_CHECKING:
     from ergon_framework.providers.service import ProviderHealthService, summary_json
     from ergon_framework.providers.store_urls import open_store
     from ergon_framework.providers.stores.memory import MemoryProviderStore
-    from ergon_framework.providers.synthetic import SyntheticHTTPError, SyntheticProvider
+    from ergon_framework.providers.synthetic import (
+        Fault,
+        FaultProfile,
+        SyntheticHTTPError,
+        SyntheticProvider,
+    )
     from ergon_framework.providers.tasks import (
         CallProgress,
         ComputedKeys,
@@ -138,8 +142,8 @@ _HOMES = {
     "ProviderExecutionContext": "providers.execution",
     "ProviderExecutionResult": "providers.execution",
     "QuotaSnapshot": "providers.execution",
-    "Fault": "providers.faults",
-    "FaultProfile": "providers.faults",
+    "Fault": "providers.synthetic",
+    "FaultProfile": "providers.synthetic",
     "Provider": "providers.functions",
     "CircuitOpenTransportError": "providers.http_transport",
     "DependencyTransportError": "providers.http_transport",

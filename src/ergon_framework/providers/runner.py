@@ -41,6 +41,7 @@ from ergon_framework.providers.delivery.dead_letters import (
 )
 from ergon_framework.providers.delivery.idempotency import (
     KeyClaim,
+    ResultStorage,
     check_key,
     conflict,
     earlier_failure,
@@ -53,7 +54,6 @@ from ergon_framework.providers.delivery.owner_locks import (
     OwnerLock,
     seconds_since_boot,
 )
-from ergon_framework.providers.delivery.results import ResultStorage
 from ergon_framework.providers.errors import (
     ERROR_OF,
     ProviderBadRequestError,
