@@ -163,7 +163,7 @@ def show(
     as_json: JsonFlag = False,
 ) -> None:
     """Tell why a fact was set aside, and what helps. Content is shown on request."""
-    from ergon_framework.boundary.node.set_aside import help_for
+    from ergon_framework.boundary.node.quarantine import help_for
     from ergon_framework.errors import BoundaryNotFoundError
 
     if content:
@@ -187,7 +187,7 @@ MAX_CONTENT = 16 * 1024 * 1024
 def _whole(item: int, data: Path | None) -> dict[str, Any]:
     """What was set aside with its content, which no node gives out."""
     from ergon_framework.boundary.backup import open_read_only
-    from ergon_framework.boundary.node.set_aside import content_of, help_for
+    from ergon_framework.boundary.node.quarantine import content_of, help_for
     from ergon_framework.boundary.node.wire import quarantine_view
     from ergon_framework.errors import ConfigurationError
 

@@ -108,7 +108,7 @@ async def content_document(pool: BackendPool, name: str, item_id: int) -> dict[s
 
 def _content(source: ZoneBackend, item_id: int) -> dict[str, Any]:
     from ergon_framework.boundary.backup import looked_at
-    from ergon_framework.boundary.node.set_aside import content_of, help_for
+    from ergon_framework.boundary.node.quarantine import content_of, help_for
     from ergon_framework.boundary.node.wire import quarantine_view
 
     try:

@@ -1,4 +1,4 @@
-"""Facts that were set aside: what they hold, and what helps."""
+"""Quarantined facts, for operators: what one holds, and what to do about it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ HELPS = {
     "malformed": "ask the peer's operator: it is no fact; then discard it",
     "gap": "the peer gave facts up: discard it when that is known",
 }
-"""What helps, by reason."""
+"""What an operator can do, by the reason of the quarantine."""
 
 
 def help_for(reason: str) -> str:
-    """What an operator can do about a fact that was set aside for this reason."""
+    """What an operator can do about a fact that is quarantined for this reason."""
     return HELPS.get(
         reason, "ask the operator of the zone it came from; then release or discard it"
     )
 
 
 def content_of(store: FactStore, item_id: int, max_bytes: int) -> tuple[Quarantined, bytes, bytes]:
-    """One that was set aside, with its envelope and its fact; both empty where neither is kept."""
+    """A quarantined item with its envelope and its fact; both are empty if neither is kept."""
     found = [each for each in store.quarantine(None, None) if each.id == item_id]
     if not found:
         raise BoundaryNotFoundError(
