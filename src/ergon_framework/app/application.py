@@ -113,12 +113,17 @@ LIMIT_SETTINGS = {
     "max_memory_per_process": "max_memory",
     "max_process_age": "max_age",
 }
-"""What ``run`` calls the settings of an executor after which a process is replaced."""
+"""The names that ``run`` gives to those settings of an executor that say when a process is
+replaced.
+"""
 STARTUP_GRACE = 10.0
-"""Seconds that an executor has to start, beside what its lifespans and hooks may take: a process
-that ends by itself because one of them hangs costs no job a delivery."""
+"""Seconds that an executor has to start, beside what its lifespans and hooks may take. If one of
+those hangs, the process ends by itself, and no job loses a delivery.
+"""
 SHUTDOWN_GRACE = 2.0
-"""Seconds that it has to leave, beside the same: one that ends by itself says which one hangs."""
+"""Seconds that an executor has to leave, beside what its lifespans and hooks may take. One that
+ends by itself says which of them hangs.
+"""
 
 
 class App:

@@ -64,7 +64,9 @@ class LetterStores:
     """By which the next command finds the same stores."""
 
     def kinds(self) -> frozenset[LetterKind]:
-        """What there is to look at. Without anything there are jobs, whose commands say so."""
+        """The kinds of dead letters that the stores can hold. Without any store it is jobs: their
+        commands then report what is missing.
+        """
         from ergon_framework.app.settings.stores import has_jobs
 
         kinds = set()
@@ -191,7 +193,7 @@ def _line(stored: StoredLetter) -> dict[str, Any]:
 
 
 def find_letter(where: LetterStores, letter_id: str) -> StoredLetter:
-    """One letter, whatever has become of it."""
+    """A dead letter by its id, in any state."""
     for store in where.opened():
         for found in store.letters(ids=(letter_id,), limit=1):
             return found

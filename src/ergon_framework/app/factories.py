@@ -38,7 +38,7 @@ def completed(
 
 
 def broker_options(kind: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options of a connector to a broker: those in its URL stand beside the others."""
+    """The options of a connector to a broker, with those that its URL holds."""
     factory = load(registry.REFERENCES[kind])
     found = registry.complete_options(factory, revealed(dict(options)))
     # What may be a secret stays closed: the URL, and what a reference or a name says is one.

@@ -100,7 +100,7 @@ _read_tags = msgspec.json.Decoder(_Tagged).decode
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Whose data is to be forgotten, and how."""
+    """The person or thing whose data is erased, by the tag of its jobs."""
 
     tag: str
     cancels: bool = False

@@ -341,7 +341,9 @@ class InlineWorker:
         return applied, found
 
     def _run_claims(self, claims: list[Claim], tally: _Tally) -> list[Settlement]:
-        """Run these jobs, those of one batch handler in one call; the last are left to settle."""
+        """Run claimed jobs, those of one batch handler in one call. The last settlements are
+        returned unsent.
+        """
         waiting = [*claims]
         settled: list[Settlement] = []
         with self._giving_back(waiting):
@@ -526,7 +528,9 @@ class InlineLeases:
         self.progress.end()
 
     def _cancel_marked(self) -> None:
-        """Tell handlers whose jobs are to be cancelled, in the thread that renews."""
+        """Cancel the handlers whose jobs were asked to stop. Called by the thread that renews
+        leases.
+        """
         for claim in self._leases.claims.values():
             invocation = self._invocations.get(claim.job.id)
             if claim.cancel is not None and invocation is not None:
@@ -564,7 +568,7 @@ class InlineInvocation(Invocation):
         deadline: float,
         told: Callable[[ProgressReport], object],
     ) -> None:
-        """``told`` hears what the handler reports."""
+        """``told`` is called with each progress report of the handler."""
         super().__init__(request, handler, is_traced=False)
         self._deadline = deadline
         self._told = told
@@ -664,7 +668,7 @@ class InlineLoop:
         )
 
     def close(self) -> None:
-        """End the loop, if there is one."""
+        """Close the event loop if one was started."""
         runner, self._runner = self._runner, None
         if runner is None:
             return

@@ -117,7 +117,7 @@ def reach_node(
 
 
 def _private_folder(setup: ZoneSetup) -> Path | None:
-    """The folder of a zone whose node has no address of its own; None when it has one."""
+    """The folder of a zone whose node listens on no fixed address; None if it does."""
     if split_address(setup.settings.listen)[1] != 0 or setup.settings.cert is not None:
         return None
     folders = folders_of(setup.settings)
@@ -138,7 +138,7 @@ def zone_meant(
     zone: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> ZoneSetup:
-    """The zone whose stores are to be looked at, since no option names a folder."""
+    """The zone of the settings that a command is about, as no option names a folder."""
     setup = known_zone(config, zone, environ)
     if setup is None:
         raise ConfigurationError(
@@ -166,14 +166,16 @@ def _url(listen: str, *, is_secure: bool) -> str:
 
 
 class _NodeStop:
-    """Asks the node's event loop to stop, once there is one."""
+    """Stops the node's event loop from a signal handler, also when the signal comes before the
+    loop.
+    """
 
     def __init__(self) -> None:
         self._ask: Callable[[], object] = lambda: None
         self._is_asked = False
 
     def attach(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-        """From now on there is something to stop; a signal may have come before."""
+        """Set the event that stops the loop: at once if a signal has already come."""
         # In this order, and in ask() the other way round: whichever of the two comes second sees
         # the first.
         self._ask = lambda: loop.call_soon_threadsafe(stop.set)

@@ -85,8 +85,8 @@ class _Handler(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     """Serves a few connections at once.
 
-    When there are too many, the one goes that has kept its request back for longest; only when all
-    of them have asked is a new one turned away. So clients who say nothing keep nobody out.
+    At the limit, the connection that has waited longest without sending its request is closed. Only
+    when all of them have sent one is a new connection refused. So silent clients keep nobody out.
     """
 
     daemon_threads = True
@@ -101,7 +101,8 @@ class _Server(ThreadingHTTPServer):
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._lock = threading.Lock()
         self._silent: dict[Any, float] = {}
-        """Those whose request has not come, the oldest first, and since when they are there."""
+        """Connections that have not sent their request, oldest first, and when each was accepted.
+        """
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -128,19 +129,21 @@ class _Server(ThreadingHTTPServer):
             self._free.release()
 
     def service_actions(self) -> None:
-        """Several times a second: send those away whose request should have come by now."""
+        """Close connections whose request is overdue; called several times a second."""
         before = SYSTEM_CLOCK.now() - self.request_timeout
         with self._lock:
             late = sum(since < before for since in self._silent.values())
         self._send_away(late)
 
     def heard(self, request: Any) -> None:
-        """A request has come, or its client has gone."""
+        """Note that a request has come, or that its client has gone."""
         with self._lock:
             self._silent.pop(request, None)
 
     def _send_away(self, count: int) -> bool:
-        """End so many of those who say nothing, the oldest first; whether there was one."""
+        """Close up to ``count`` connections without a request, oldest first; returns whether there
+        was one.
+        """
         with self._lock:
             oldest = list(self._silent)[:count]
             for request in oldest:

@@ -232,7 +232,7 @@ class ProviderSettings(Built):
 
     @model_validator(mode="after")
     def _of_a_class_or_a_script(self) -> Self:
-        """Without a class, there is nobody who could have options of its own."""
+        """Refuse options that only a provider class could read when the settings name none."""
         if self.provider is not None:
             return self
         if not self.options and not self.model_fields_set:

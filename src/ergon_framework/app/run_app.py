@@ -127,7 +127,7 @@ class WorkerPart:
 
 
 class ConsumerPart:
-    """One consumer."""
+    """One consumer of an App, as a part that ``run`` starts and stops."""
 
     def __init__(
         self, name: str, wire: Callable[[], Wiring], *, max_outage: float | None = None

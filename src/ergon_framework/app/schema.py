@@ -29,7 +29,7 @@ class Tables(Protocol):
 
     @property
     def part(self) -> str:
-        """Whose they are."""
+        """The part that the tables belong to."""
 
     @property
     def latest(self) -> str:

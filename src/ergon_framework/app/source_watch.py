@@ -23,7 +23,7 @@ _LOOKS = 20
 
 
 class SourceWatch:
-    """Asks sources whether they are there, on a thread of its own, and stops who waits for them."""
+    """Asks sources for their health in its own thread, and stops the call that waits for them."""
 
     def __init__(
         self,

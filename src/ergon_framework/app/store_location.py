@@ -71,7 +71,7 @@ class StoreLocation:
         return without_password(self.given)
 
     def refuse_missing(self) -> None:
-        """A store that is to be read must be there; one on a server says so itself."""
+        """Refuse a file to read that does not exist. A store on a server reports that itself."""
         if self.file is not None and not self.file.is_file():
             raise ConfigurationError(
                 f"there is no file {self.file} to move from",

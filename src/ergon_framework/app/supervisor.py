@@ -209,11 +209,11 @@ Events: TypeAlias = "SimpleQueue[SupervisorEvent]"
 StartProcess: TypeAlias = Callable[[int], Child]
 """Starts the process of this post. Its end, and what it tells, arrive as events."""
 Tell: TypeAlias = Callable[[str], object]
-"""Is told in one line what happened to a post."""
+"""Called with one line for each event of a process."""
 
 
 class Supervisor:
-    """Looks after the processes of all posts until every one of them is over."""
+    """Starts, watches and restarts the processes of all parts until all have ended for good."""
 
     def __init__(
         self,
@@ -290,7 +290,7 @@ class Supervisor:
             self._late_at = None if is_last else now + LATE_AFTER
 
     def start_due(self) -> None:
-        """Start every process whose time has come."""
+        """Start every process whose start is due."""
         now = self._now()
         is_late = self._late_at is not None and now >= self._late_at
         self._let_start(next_to_start(self.slots, is_late=is_late))

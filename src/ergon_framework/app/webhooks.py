@@ -82,13 +82,13 @@ def webhooks_of(settings: Settings) -> dict[str, Webhook]:
 
 
 def webhook(name: str, table: WebhookSettings, settings: Settings) -> Webhook:
-    """One of them; an error says which."""
+    """The webhook of this name. Errors name it."""
     target = target_factory(name, table, settings).make()
     return Webhook(_receiver(name, table, target), target)
 
 
 def check_webhook(name: str, table: WebhookSettings, settings: Settings) -> None:
-    """Raise what is wrong with one of them, and leave nothing behind."""
+    """Raise what is wrong with the settings of one webhook, and keep nothing open."""
     maker = target_factory(name, table, settings)
     maker.check()
     if maker.factory is JsonlConnector:  # it makes its folders

@@ -229,7 +229,7 @@ _PLAIN_TYPES = frozenset({Envelope, Fact, dict})
 
 
 class PendingFact:
-    """One producer's fact, and what came of checking it."""
+    """A fact of one producer, and the result of validating it."""
 
     __slots__ = ("envelope", "fact", "valid")
 
@@ -283,11 +283,11 @@ class AppendBatcher:
             watch_waits(self.appends.meanwhile)
 
     def append(self, envelope: EnvelopeLike, fact: FactLike) -> AppendAnswer:
-        """Append one fact, together with those of others when there are any."""
+        """Append one fact, in one commit with facts that other callers append meanwhile."""
         return self.appends.call(PendingFact(envelope, fact))
 
     def close(self) -> None:
-        """Take nothing more. Closing twice is fine."""
+        """Accept no more facts. May be called twice."""
         self.appends.close()
 
     def _append(self, group: Sequence[PendingFact]) -> list[AppendAnswer]:

@@ -30,13 +30,13 @@ class Unfinished(msgspec.Struct, frozen=True):
     draft: str = ""
     """Where the copy is made."""
     aside: str = ""
-    """Where the folder is, or will be, that was there before."""
+    """Where the folder that was there before is, or will be."""
     is_armed: bool = False
-    """Whether no node may begin with what is in the folder's place now."""
+    """Whether no node may start with the folder as it is now."""
 
 
 class RestoreMark:
-    """The mark of one folder, held by one restore."""
+    """The mark that a restore puts on a data folder while it works there."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -45,7 +45,7 @@ class RestoreMark:
         """The mark of an earlier restore that was interrupted."""
 
     def say(self, unfinished: Unfinished) -> None:
-        """Write it down; it survives a power cut."""
+        """Write the mark so that it survives a power cut."""
         text = msgspec.json.encode(unfinished)
         os.pwrite(self._descriptor, text, 0)
         # Between the two, a reader finds old bytes behind the new text and takes it for torn, which
@@ -56,7 +56,7 @@ class RestoreMark:
         sync_folder(self.path.parent)
 
     def remove(self) -> None:
-        """The restore has ended, or has left everything as it was."""
+        """Remove the mark: the restore has ended, or has changed nothing."""
         self.path.unlink(missing_ok=True)
         sync_folder(self.path.parent)
 

@@ -19,11 +19,11 @@ from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore
 LOSS = "retention"
 """The reason of gaps that the loss policy makes."""
 NAMES_PER_READ = 500
-"""Objects looked at in one go."""
+"""Objects that one read returns."""
 
 
 class MaintenanceResult(NamedTuple):
-    """What one round let go of."""
+    """What one round of maintenance deleted."""
 
     facts: int = 0
     lost: int = 0

@@ -142,7 +142,7 @@ def _restored(
 def _copied(
     zone: LocalZone, draft: Path, objects: str | None, report: Callable[[int], None]
 ) -> BackedUp:
-    """A copy of the backup; its objects are added to those of another place, if there is one."""
+    """Copy the backup. Its objects are added to those of another object store, if one is given."""
     if objects is None:
         return backed_up(zone, draft, shares=False, report=report)
     sizes = {stored.digest: stored.size for stored in named_objects(zone)}
@@ -276,7 +276,9 @@ def _put(mark: RestoreMark, said: Unfinished, place: Path, *, is_there: bool) ->
 
 
 def _name(draft: Path, place: Path, aside: str) -> None:
-    """Give the copy its name; if that cannot be, what was there gets its own one back."""
+    """Rename the copy into place. If that fails, the folder that was moved aside gets its name
+    back.
+    """
     try:
         draft.rename(place)
     except OSError:

@@ -39,9 +39,9 @@ class LimitSettings(SettingsModel):
     batch_items: Count = 1000
     """Facts in one ``AppendFacts``."""
     page_items: Count = 1000
-    """Facts in one page, whatever a consumer asks for."""
+    """The most facts in one page, even if a consumer asks for more."""
     page_bytes: Count = 4 * MIB
-    """Of one page; a single larger fact still goes out."""
+    """The most bytes in one page. A single larger fact is still sent."""
     wait_seconds: Positive = 30.0
     """How long a fetch may wait for facts."""
     bodies_bytes: Count = 64 * MIB
@@ -146,7 +146,7 @@ class ZoneSettings(SettingsModel):
     strict_envelope: Switch = False
     """A repeated id whose advisory fields differ is a conflict; otherwise a warning."""
     verify_refs: Switch = True
-    """Refuse a fact whose artifact is not there."""
+    """Refuse a fact whose artifact is missing."""
     check_seconds: PositiveOrZero = 5.0
     """How long an SQLite file is looked through for damage at most when the node starts."""
     lease: Positive = 30.0

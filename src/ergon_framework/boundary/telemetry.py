@@ -42,7 +42,7 @@ REPEAT_INTERVAL = 60.0
 MAX_TROUBLES = 16
 """Distinct errors that are counted separately."""
 SUMMARY_INTERVAL = 10.0
-"""Seconds within which warnings of one kind become one line of the log."""
+"""Seconds during which warnings of one kind are summed up in one log line."""
 MAX_KINDS = 64
 """Distinct kinds of facts that are counted separately."""
 SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)

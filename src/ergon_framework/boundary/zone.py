@@ -172,11 +172,11 @@ class LocalZone:
         self.append_trouble: str | None = None
         """Why the last append failed; None when it did not."""
         self.looked_at = ("", "")
-        """The last name whose object was looked for; the next look goes on from there."""
+        """The last object name that a status checked; the next check starts after it."""
         self.damage: str | None = None
-        """What is known to be damaged in the store."""
+        """The damage found in the store, or None."""
         self.anchor: Anchor | None = None
-        """How far the logs had grown, kept outside of the store."""
+        """The ends of the logs, kept outside of the store to notice one that was set back."""
         known = self.settings.known_zones
         self._known_zones = None if known is None else {name, *self.settings.peers, *known}
         self._are_references_known = False

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 MAX_ITEMS, MAX_BYTES = 500, 4 << 20
-"""What goes into one request at most."""
+"""The most that one request holds."""
 COLUMNS = ["line", "offset", "duplicate", "digest", "problem"]
 
 Numbered = tuple[int, bytes]

@@ -30,7 +30,7 @@ CHUNK = 1 << 20
 
 
 class ObjectDownload:
-    """One object and the file it is to become."""
+    """Downloads one object into a file."""
 
     def __init__(self, transport: Transport, bucket: str, key: str, target: Path) -> None:
         if target.is_dir():

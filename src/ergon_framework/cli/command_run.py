@@ -162,7 +162,7 @@ def is_supervised() -> bool:
 
 
 def tell_parent(view: Mapping[str, Any]) -> None:
-    """Send this to the supervisor only, if there is one."""
+    """Tell the supervisor, if there is one, that this command is ready."""
     for parent in _parents:
         parent.tell_ready(" ".join(f"{name}={value}" for name, value in view.items()))
 

@@ -81,7 +81,7 @@ OfReason = Annotated[
 
 
 class _Filters(NamedTuple):
-    """Which letters are meant, as the command line says it."""
+    """The filters of the command line that select dead letters."""
 
     kind: LetterKind | None
     of_jobs: tuple[str | None, str | None, str | None]

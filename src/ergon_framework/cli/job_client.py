@@ -168,7 +168,7 @@ def status_named(kind: type[S], word: str) -> S:
 
 
 def show_job(view: dict[str, Any], *, as_json: bool) -> None:
-    """One job, its history as a table of its own."""
+    """Print one job, and its history as a second table."""
     if as_json:
         show_one(view, as_json=True)
         return

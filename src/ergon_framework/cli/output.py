@@ -58,7 +58,7 @@ def show_list(rows: Iterable[Row], columns: Sequence[str], *, as_json: bool) -> 
 
 
 def show_one(fields: Row, *, as_json: bool, title: str = "") -> None:
-    """One thing: a line for each of its fields, or a JSON object on one line."""
+    """Print one record: a line for each field, or one line of JSON."""
     if as_json:
         print_line(json_text(fields))
         return

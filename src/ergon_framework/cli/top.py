@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ergon_framework.web.console.rates import JobRates
 
 MOST_QUEUES, MOST_WORKERS, MOST_CONCERNS = 20, 10, 5
-"""Lines of each list; what needs somebody comes first."""
+"""Lines of each list. What needs an operator comes first."""
 _STYLES = {"ok": "green", "run": "cyan", "wait": "dim", "warn": "yellow", "bad": "bold red"}
 _MARKS = {"ok": "+", "run": ">", "wait": "o", "warn": "^", "bad": "#"}
 """States by shape, for those who see no colours."""

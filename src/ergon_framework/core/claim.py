@@ -54,11 +54,11 @@ class ClaimBounds:
     # Bounds instead of limits by time: a claim is one transaction, and every other writer waits
     # while it runs.
     max_promoted: int = 500
-    """Jobs that become due because their time has come."""
+    """Scheduled jobs that become due."""
     max_lanes: int = 256
-    """Lanes that are looked at, for each executor."""
+    """Lanes that are read for each executor."""
     max_refused: int = 1000
-    """Jobs that are looked at in vain: expired, or their limit key is used up."""
+    """Jobs that are read but cannot start: expired, or their limit key is used up."""
     scan_size: int = 64
     """Jobs that are read at once, where some of them are expected to be refused."""
     unkeyed_scan: int = 16

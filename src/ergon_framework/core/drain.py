@@ -42,12 +42,12 @@ class Answered:
 
 
 class DrainMachine:
-    """Decides for one queue; belongs to one driver."""
+    """Decides what happens next while one outbox is sent. It belongs to one driver."""
 
     def __init__(
         self, backoff: Backoff, *, stops_at_refusal: bool = False, looks_up: bool = False
     ) -> None:
-        """``looks_up``: the peer is asked first what it has of the facts at the front."""
+        """With ``looks_up`` the drain first asks the peer which of the oldest facts it has."""
         self.is_recovering = looks_up
         self._stops_at_refusal = stops_at_refusal
         self._singles = 0  # how many of the next facts are sent one by one

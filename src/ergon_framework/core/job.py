@@ -33,7 +33,7 @@ from ergon_framework.core.retry import (
 )
 
 JOB_RETRIES = frozenset(Kind) - {Kind.REJECTED, Kind.CANCELLED, Kind.HELD}
-"""What a durable job is tried again after."""
+"""The kinds of failure after which a durable job is tried again."""
 
 
 class JobStatus(StrEnum):
@@ -496,7 +496,7 @@ REPLACED = "replaced"
 UNHANDLED = "unhandled"
 UNSERVED = "unserved"
 SUPERSEDED = frozenset({EDITED, REPLACED})
-"""Why jobs were cancelled in whose place there is another one, with other arguments."""
+"""The reasons of cancelled jobs that were replaced by a job with other arguments."""
 WHY_ENDED = {
     GiveUpReason.NOT_RETRYABLE.value: "its failure is of a kind that is not tried again",
     GiveUpReason.ATTEMPTS_SPENT.value: "all its attempts are spent",

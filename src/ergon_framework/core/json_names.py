@@ -44,7 +44,7 @@ def colliding_name(value: Any) -> str | None:
 
 
 def name_written_twice(text: bytes | str) -> str | None:
-    """A name that stands twice in one object of a JSON text; None when there is none."""
+    """A name that one object of a JSON text has twice; None if no object has."""
     found: list[str] = []
 
     def members(pairs: list[tuple[str, Any]]) -> None:

@@ -151,11 +151,11 @@ class TokenBucket:
         return max(whole, 1) if now >= self.next_at(now) else whole
 
     def take(self, count: int, now: float) -> TokenBucket:
-        """The bucket after so many went."""
+        """The bucket after ``count`` tokens were taken."""
         return replace(self, full_at=now + max(0.0, self._until_full(now)) + count / self.rate)
 
     def next_at(self, now: float) -> float:
-        """The instant from which at least one may go, which may have passed."""
+        """The instant from which a token can be taken; in the past if one can be taken now."""
         return now + self._until_full(now) - (self.burst - 1) / self.rate
 
     def healed(self, now: float) -> TokenBucket:

@@ -47,4 +47,4 @@ class JobRetention:
 
 
 STANDARD = JobRetention()
-"""What a store goes by that nobody gave settings."""
+"""The retention of a store without settings of its own."""

@@ -77,7 +77,7 @@ class DurationHistogram:
         return f"<{self.count} durations>"
 
     def add(self, milliseconds: int) -> None:
-        """One more."""
+        """Count one duration."""
         value = 0 if milliseconds < 0 else min(milliseconds, _LARGEST)
         self.count += 1
         if self.count <= MAX_EXACT_SAMPLES:
@@ -101,7 +101,7 @@ class DurationHistogram:
             buckets[bucket] = buckets.get(bucket, 0) + times
 
     def merge(self, other: DurationHistogram) -> None:
-        """Take in another's, which stays as it is."""
+        """Add the counts of another one, which is not changed."""
         self.count += other.count
         if self.count <= MAX_EXACT_SAMPLES:
             self._few += other._few
@@ -198,7 +198,7 @@ class Rollup:
         return self.durations.percentile(95)
 
     def merge(self, other: Rollup) -> None:
-        """Take in another's, which stays as it is."""
+        """Add the counts of another one, which is not changed."""
         self.succeeded += other.succeeded
         self.failed += other.failed
         self.dead_lettered += other.dead_lettered
@@ -206,7 +206,7 @@ class Rollup:
 
 
 def merged(rollups: Iterable[Rollup]) -> Rollup:
-    """All of them in one."""
+    """One roll-up with the counts of all."""
     whole = Rollup()
     for rollup in rollups:
         whole.merge(rollup)
@@ -233,7 +233,7 @@ class SlidingHour:
         return len(self.minutes)
 
     def put(self, minute: int, rollup: Rollup) -> None:
-        """A minute as it is now, instead of what it was."""
+        """Replace the roll-up of a minute."""
         before = self.minutes.get(minute)
         if before is not None:
             self._count(before, -1)
@@ -241,19 +241,21 @@ class SlidingHour:
         self._count(rollup, 1)
 
     def add(self, minute: int, rollup: Rollup) -> None:
-        """Something more of a minute."""
+        """Add to the roll-up of a minute."""
         self.minutes.setdefault(minute, Rollup()).merge(rollup)
         self._count(rollup, 1)
 
     def forget(self, before: float, limit: int | None = None) -> int:
-        """Leave out minutes that began before an instant, so many at most; how many."""
+        """Drop minutes that began before an instant, at most ``limit``; returns how many were
+        dropped.
+        """
         old = sorted(minute for minute in self.minutes if minute < before)[:limit]
         for minute in old:
             self._count(self.minutes.pop(minute), -1)
         return len(old)
 
     def since(self, minute: int) -> tuple[int, int]:
-        """How many minutes there are from one on, and the attempts in them."""
+        """The number of minutes from this one on, and the attempts in them."""
         found = [rollup.attempts for at, rollup in self.minutes.items() if at >= minute]
         return len(found), sum(found)
 

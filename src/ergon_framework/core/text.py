@@ -14,7 +14,7 @@ _MAX_LENGTH = 200
 
 
 def failure_text(code: object, message: object) -> str:
-    """A failure's code and, where there is one, its message."""
+    """A failure's code, and its message if it has one."""
     sentence = one_sentence(message)
     if sentence.startswith(f"{code}: "):  # some messages begin with the name of their class
         return sentence
@@ -22,13 +22,13 @@ def failure_text(code: object, message: object) -> str:
 
 
 def one_sentence(message: object) -> str:
-    """One line of text from elsewhere, without its final dot: our sentence has its own."""
+    """A message of other code on one line, without its final dot: our sentence has its own."""
     text = " ".join(str(message or "").split())
     return (text if len(text) <= _MAX_LENGTH else text[:_MAX_LENGTH] + "…").rstrip(".")
 
 
 def counted(count: int, what: str) -> str:
-    """So many of something."""
+    """A number with its noun in the singular or plural."""
     plural = what[:-1] + "ies" if what.endswith("y") else what + "s"
     return f"{count} {what if count == 1 else plural}"
 

@@ -381,7 +381,8 @@ defect stays.
 SETTLEMENT_ATTEMPTS = 5
 """Calls of one verb for one delivery, the first included, unless the policy says otherwise."""
 SETTLEMENT_BACKOFF = Backoff(base=0.1, factor=3.0, cap=5.0)
-"""Short: a worker waits, and the source keeps a lease or a visibility timeout meanwhile."""
+"""Short, because a worker waits meanwhile, and the lease or visibility timeout of the source runs.
+"""
 
 
 def settlement_rule(attempts: int = SETTLEMENT_ATTEMPTS, timeout: float = 30.0) -> RetryRule:

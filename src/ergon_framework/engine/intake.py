@@ -252,11 +252,11 @@ class ReleaseQueue:
         return self._going.pop(id(transaction), None) is not None
 
     def is_waited_for(self, transaction: Transaction) -> bool:
-        """Whether it is being released, and not reported as stranded yet."""
+        """Whether the transaction is being released, and not reported as stranded yet."""
         return id(transaction) in self._going
 
     def give_up(self) -> list[Transaction]:
-        """Those without an answer, in their order."""
+        """The transactions whose release was not answered, in their order."""
         rest = [*self._going.values(), *self._left]
         self._going.clear()
         self._left.clear()
@@ -285,7 +285,7 @@ class Intake:
         self.unstarted = 0  # taken in, then moved to ``returning`` before they began
 
     def take_in_all(self, transactions: list[Transaction]) -> None:
-        """Make them ready; one whose id is taken waits behind the one that has it."""
+        """Make transactions ready. One whose id is in use waits behind the other one."""
         live, behind, make_ready = self.live, self.behind, self.ready.append
         for transaction in transactions:
             key = transaction.transaction_id
@@ -296,10 +296,10 @@ class Intake:
                 make_ready(transaction)
 
     def take_in(self, transaction: Transaction) -> None:
-        """Let it wait behind the one with the same id.
+        """Queue a transaction behind the one with the same id.
 
-        A finishing worker pops its id without the lock. So after queueing behind an id we check
-        again: if the id has been popped in between, no other thread would start ours.
+        A finishing worker pops its id without the lock. So this checks again after queueing: if the
+        id was popped in between, no other thread would start this transaction.
         """
         key = transaction.transaction_id
         self.behind.setdefault(key, deque()).append(transaction)
@@ -336,7 +336,7 @@ class Intake:
             self.returning.extend(waiting)
 
     def take_returning(self) -> ReleaseQueue:
-        """All that is to be handed back, with the unused delivery of a fetch that hung."""
+        """Everything to hand back, including the delivery of a fetch that hung."""
         for delivery in (self.late, self.reading):  # of a fetch that came back, one that hangs
             if delivery is not None:
                 self.return_unused(delivery.drain())

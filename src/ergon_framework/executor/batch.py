@@ -39,7 +39,7 @@ Answer = Callable[[Invocation, Outcome], Any]
 
 
 class JobBatch:
-    """Requests of one handler that one call answers."""
+    """Requests for one batch handler that one call of it answers."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler

@@ -54,9 +54,9 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
     ends_at: float | None = None
     """The deadline on the monotonic clock, which does not jump when the time is set."""
     stop: StopFlag = NOT_STOPPED
-    """What knows whether the job is to be cancelled."""
+    """The flag that says whether the job was asked to stop."""
     reporter: Callable[[float | None, str], None] | None = None
-    """What takes :meth:`progress`; None in a test."""
+    """Called by :meth:`progress`; None in a test."""
 
     def progress(self, fraction: float | None = None, message: str = "") -> None:
         """Tell how far the job is: a part from 0 to 1, a few words, or both.

@@ -26,7 +26,7 @@ class HookStep(NamedTuple):
     failed: str
     timeout: float | None
     overdue: Callable[[], TimeoutError]
-    """The error when it has had its time."""
+    """Makes the error for a step that took too long."""
     place: str
     """Where it is declared."""
 

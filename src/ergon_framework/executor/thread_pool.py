@@ -89,7 +89,7 @@ class RequestQueue:
         return self.is_ended and not self.waiting and not self.in_flight
 
     def wait_until_drained(self) -> None:
-        """Return when there is nothing left to do."""
+        """Wait until no request is queued or running."""
         with self.lock:
             while not self.is_drained:
                 self.changed.wait()

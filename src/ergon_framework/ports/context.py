@@ -54,7 +54,7 @@ def claim_ticket(self: HasTicket) -> bool:
 
 
 class Attempt:
-    """One call of one hook for one transaction. ``number`` counts from 0."""
+    """One attempt of one hook for one transaction. ``number`` counts from 0."""
 
     __slots__ = (
         "began_at",

@@ -58,11 +58,11 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     offset: int
     is_duplicate: bool = False
     envelope: bytes | None = None
-    """Of a duplicate whose payload is still there: the envelope that came first."""
+    """For a duplicate whose payload is kept: the envelope of the first append."""
     is_repaired: bool = False
-    """A duplicate that was damaged in the store, and is what it was again."""
+    """Whether the stored fact was damaged, and this duplicate repaired it."""
     is_damaged: bool = False
-    """A duplicate that is damaged in the store, and could not be repaired by this one."""
+    """Whether the stored fact is damaged, and this duplicate could not repair it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +324,7 @@ class FactLog(Protocol):
     def page(
         self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
     ) -> LogPage:
-        """Read without a consumer. At least one fact is given, however large, if there is one."""
+        """Read facts without a consumer: at least one, however large, if there is any."""
 
     def logs(self) -> list[LogInfo]:
         """Every log, ``outbound`` first and always."""
@@ -388,10 +388,10 @@ class ConsumerStore(Protocol):
         """Every consumer, by name."""
 
     def consumer(self, name: str) -> ConsumerInfo:
-        """One of them; ``BoundaryNotFoundError`` when there is none."""
+        """The consumer of this name. ``BoundaryNotFoundError`` if there is none."""
 
     def delete_consumer(self, name: str) -> None:
-        """Forget it and its quarantine; retention no longer waits for it."""
+        """Delete a consumer and its quarantine. Retention then no longer waits for it."""
 
     def serve(
         self,
@@ -510,13 +510,13 @@ class LinkStore(Protocol):
         """Every link ever used or sealed, by peer; ``""`` is the seal of the whole zone."""
 
     def link(self, peer: str) -> Link:
-        """One of them, or a fresh one."""
+        """The link to this peer; a new one if none is stored."""
 
     def seal(self, peer: str, reason: str) -> Link:
-        """Shut the link (``""``: all of them) until it is opened; sealing twice is fine."""
+        """Seal the link (``""``: all links) until it is opened. May be called twice."""
 
     def open(self, peer: str) -> Link:
-        """Open it again."""
+        """Open a sealed link again."""
 
     def accept_epoch(self, peer: str, epoch: str | None) -> Link:
         """Trust the peer's store from now on, although it changed: its frontier starts anew at 0.
@@ -574,7 +574,7 @@ class FactStore(FactLog, ConsumerStore, ObjectIndex, LinkStore, Protocol):
         """
 
     def unsubscribe(self, wake: Callable[[], None]) -> None:
-        """No longer; one who never subscribed is fine."""
+        """Unsubscribe. Does nothing if the listener was never subscribed."""
 
     def watch_waits(self, seen: BeforeWait) -> None:
         """Call back, in any thread, when an append is about to wait: for its commit, or for others.

@@ -77,9 +77,11 @@ class JobOptions(TypedDict, total=False):
     metadata: Mapping[str, str] | None
     """Texts under names, by which jobs are found as well."""
     after: Iterable[str] | str | None
-    """Ids of jobs that must have completed before it is due."""
+    """Ids of jobs that must complete before this one is due."""
     on_failure: str | None
-    """What becomes of it when one of those fails: ``cancel``, ``continue`` or ``hold``."""
+    """What happens to this job when one of the jobs in ``after`` fails: ``cancel``, ``continue`` or
+    ``hold``.
+    """
 
 
 ErrorTypes = str | type[BaseException] | Iterable[str | type[BaseException]]

@@ -265,7 +265,7 @@ class JobStore(Protocol):
 
     @property
     def durability(self) -> str:
-        """One sentence: what an acknowledgement of this store means."""
+        """One sentence that says how durable an acknowledged job is."""
 
     @property
     def is_synced(self) -> bool:
@@ -320,13 +320,13 @@ class JobStore(Protocol):
         """Running jobs whose lease has expired, the oldest first: what a rescue settles."""
 
     def find(self, job_id: str) -> Job | None:
-        """One job."""
+        """The job with this id, or None."""
 
     def subscribe(self, topic: Topic) -> Subscription:
         """Subscribe this process to each change of that kind, made by any process."""
 
     def close(self) -> None:
-        """Let go of everything; may be called twice."""
+        """Release all resources. May be called twice."""
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
@@ -396,7 +396,7 @@ count those of some queues: they stand in no order of queues.
 
 
 def bound_for(number: int) -> int:
-    """As many jobs of one state as are counted in each of so many queues that are looked at."""
+    """The bound up to which jobs of one state are counted, when ``number`` queues are counted."""
     return max(1_000, min(MOST_COUNTED, _MOST_ENTRIES // max(1, number) // 1_000 * 1_000))
 
 
@@ -620,7 +620,7 @@ class ScheduleStore(Protocol):
         """Add or replace the definition, keeping nothing of the old one."""
 
     def drop_schedule(self, name: str) -> bool:
-        """Remove one; whether it was there."""
+        """Remove a schedule; returns whether it was there."""
 
     def fire(
         self, name: str, expected: float, next_at: float | None, jobs: Sequence[NewJob]
@@ -647,7 +647,7 @@ class FlowStore(Protocol):
         """
 
     def find(self, flow_id: str) -> Flow | None:
-        """One flow."""
+        """The flow with this id, or None."""
 
     def search(self, statuses: Sequence[FlowStatus], limit: int) -> list[Flow]:
         """Flows in one of these states, or in any; the newest first."""
@@ -697,7 +697,7 @@ class FlowStore(Protocol):
         """
 
     def results(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
-        """What jobs returned, by id; those that are not there or returned nothing are left out."""
+        """Results of jobs by id. Jobs that are missing or returned nothing are left out."""
 
 
 class FullJobStore(JobStore, JobAdmin, ScheduleStore, Protocol):

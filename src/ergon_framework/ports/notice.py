@@ -359,7 +359,7 @@ CATALOGUE: Mapping[str, NoticeSpec] = {
 
 
 class Notice:
-    """One thing that happened. Built only when there is a listener."""
+    """An event of the runtime. Built only if there is a listener."""
 
     __slots__ = ("at", "fields", "name")
 

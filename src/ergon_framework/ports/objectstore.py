@@ -76,10 +76,12 @@ class ObjectStore(Protocol):
         """Read them all and compare; what is wrong with them, or None."""
 
     def delete(self, digest: bytes) -> bool:
-        """Remove them; whether they were there. The caller knows that no name stands for them."""
+        """Remove a blob; returns whether it was there. The caller makes sure that no name refers to
+        it.
+        """
 
     def digests(self) -> Iterator[bytes]:
-        """Everything that is there, in no order."""
+        """The digests of all blobs, in no order."""
 
     def partial(self, digest: bytes) -> Upload:
         """Begin or resume an upload whose digest is known: ``size`` is how many bytes are there.

@@ -465,11 +465,11 @@ class CallTotals(NamedTuple):
 
 
 class MinuteOfLane(NamedTuple):
-    """What one minute of one lane has come to so far."""
+    """The roll-up of one minute of one lane so far."""
 
     key: LaneKey
     minute: float
-    """When it began, in seconds since 1970."""
+    """When the minute began, in seconds since 1970."""
     rollup: Rollup
 
 

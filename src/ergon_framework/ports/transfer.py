@@ -63,12 +63,12 @@ def _portable(text: str) -> str:
 
 
 class TransferRecord(msgspec.Struct, frozen=True):
-    """One thing of a store."""
+    """One record of a store, as a move or an export copies it."""
 
     kind: ClassVar[str] = ""
-    """What it is called in a file of records."""
+    """The name of the kind in a file of records."""
     title: ClassVar[str] = ""
-    """What its kind is called in front of people, and in what a finished move writes down."""
+    """The name of the kind shown to users, and in the state that a finished move writes."""
     has_shared_places: ClassVar[bool] = True
     """Whether places of two stores can be compared. Otherwise what is new comes last."""
     may_leave: ClassVar[bool] = True
@@ -889,9 +889,9 @@ class RecordStore(RecordReader, Protocol):
         """Put records of one kind in, in order and in one commit."""
 
     def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
-        """Take records of one kind out, in one commit; those that are not there are fine.
+        """Delete records of one kind in one commit, those of them that are there.
 
-        Never asked for what may not leave.
+        Callers never name records that must not be deleted.
         """
 
     def move_state(self) -> bytes | None:

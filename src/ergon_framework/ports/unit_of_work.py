@@ -89,9 +89,9 @@ def observed(
 
 
 class ObservedAttempt:
-    """The observers around one attempt. What one of them raises never reaches the attempt.
+    """The observers around one attempt. What an observer raises never reaches the attempt.
 
-    One that is entered in a context has to be left in the same one.
+    An observer that is entered in a context has to be left in the same context.
     """
 
     def __init__(self, unit: UnitOfWork) -> None:

@@ -163,14 +163,14 @@ class OpenedLifespans:
             raise
 
     def close(self) -> None:
-        """Close the plain ones, the last one first."""
+        """Close the plain lifespans, the last one first."""
         from ergon_framework.engine.time_limit import close_lifespan
 
         while self._opened:
             close_lifespan(self._opened.pop())
 
     async def aclose(self) -> None:
-        """Close all of them."""
+        """Close all lifespans, async ones included."""
         from ergon_framework.engine.time_limit import close_lifespan_async
 
         while self._opened:

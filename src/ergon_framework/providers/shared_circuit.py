@@ -279,7 +279,7 @@ class Circuit:
 
     @property
     def observed(self) -> Breaker:
-        """The circuit as it is shown to users: an open one whose time is over is half open."""
+        """The circuit as users see it. An open one whose time is over counts as half open."""
         breaker = self._view.breaker
         return (
             breaker
@@ -556,11 +556,11 @@ class Circuit:
             )
 
     def force(self, state: CircuitState, seconds: float = 0.0) -> None:
-        """As an operator wants it: open for so many seconds, whatever the rule says."""
+        """Open or close the circuit for an operator; an open one stays so for ``seconds``."""
         self._change(lambda breaker, now: (breaker.forced(self.rule, state, now, seconds), None))
 
     def extend_cooldown(self, seconds: float) -> None:
-        """Let no call pass for so long; a cooldown that ends later stays."""
+        """Let no call pass for ``seconds``. A cooldown that ends later stays."""
         asked = until = self._store.now() + seconds
         if self._is_down():
             self._owed_until = max(self._owed_until, asked)

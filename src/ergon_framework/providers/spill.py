@@ -362,7 +362,7 @@ _RETRY_DELAY = 1.0  # seconds before a folder that refused is tried again for wh
 
 
 class Spill:
-    """One folder, as one process uses it. Any thread may keep; one thread reads back."""
+    """The spill folder of one process. Any thread may write rows; one thread reads them back."""
 
     def __init__(
         self,

@@ -37,11 +37,11 @@ _MODULES = (
 
 @dataclass(slots=True)
 class _SharedStore:
-    """The store of one URL, and who uses it."""
+    """The open store of one URL, and the objects that use it."""
 
     store: MemoryProviderStore | SqlProviderStore
     holders: weakref.WeakSet[object] = field(default_factory=weakref.WeakSet)
-    """Those who say when they need it no longer."""
+    """The objects that report when they are done with the store."""
     is_kept: bool = False
     """Whether user code has it without being counted: then only that code closes it."""
 

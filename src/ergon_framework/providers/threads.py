@@ -163,8 +163,8 @@ class ThreadAttempt:
             return self._is_begun
 
     def leave(self) -> tuple[bool, Outcome | None]:
-        """Wait no longer. Whether the call was begun, and its outcome if that is there already;
-        an outcome that is still to come goes to ``settle``.
+        """Stop waiting. Returns whether the call was begun, and its outcome if it has one already;
+        an outcome that comes later goes to ``settle``.
         """
         with self._lock:
             self._is_left = True
@@ -232,13 +232,13 @@ class IsolatedThreads:
             clock.leave_time()
 
     def left(self, change: int) -> None:
-        """A call was abandoned, or one of them came back."""
+        """Count an abandoned call, or one that came back."""
         with self._lock:
             self.abandoned = max(0, self.abandoned + change)
 
 
 class _Watch:
-    """One call and the thread that waits for it."""
+    """A call and the thread that waits for it."""
 
     def __init__(self, clock: Clock, isolation: IsolatedThreads) -> None:
         self._clock = clock

@@ -107,7 +107,7 @@ def validate_request(campaign_id: Any, payload: Any, context: Any) -> None:
 
 
 def _encode_any_keys(payload: dict[Any, Any]) -> bytes:
-    """The payload as JSON, whatever its keys are, as long as no two of them have one name there."""
+    """The payload as JSON. Its keys may be of any type, but no two may get the same name."""
     try:
         text = msgspec.json.encode(payload)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:

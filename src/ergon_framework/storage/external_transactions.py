@@ -31,14 +31,14 @@ class Borrowed(NamedTuple):
     driver: Any
     """The driver's own connection."""
     alchemy: Any = None
-    """That of SQLAlchemy above it, if there is one."""
+    """The connection of SQLAlchemy around it, if there is one."""
     remedy: str = ""
-    """How a transaction is begun, where that has a way of its own."""
+    """How to begin a transaction, if this driver needs a call of its own."""
 
     def begin(self) -> bool:
-        """Let SQLAlchemy know of the transaction: it commits only what it has begun itself.
+        """Let SQLAlchemy begin the transaction, as it commits only what it has begun itself.
 
-        Whether that was news to it.
+        Returns whether it had not begun one before.
         """
         is_news = self.alchemy is not None and not self.alchemy.in_transaction()
         if is_news:

@@ -35,14 +35,14 @@ declare("move.incoming.noted", "move.incoming.marked")
 
 
 class _Note(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is written beside one file."""
+    """The note that is written beside an announced file."""
 
     token: str
-    """Of the run that wrote it: a note that was left over refers to no mark of a later run."""
+    """The run that wrote the note: a leftover note must not refer to the mark of a later run."""
     mark: str = ""
-    """Where the mark is, seen from the folder of the note; empty in the mark itself."""
+    """The path of the mark relative to the note's folder; empty in the mark itself."""
     state: MoveState | None = None
-    """What the stores are to be refused with."""
+    """The state of the move, which the error names when a program opens the store."""
 
 
 _decode = msgspec.json.Decoder(_Note).decode
@@ -56,9 +56,9 @@ class Announcement:
         self._made: list[Path] = []
 
     def announce_new(self, files: Sequence[Path]) -> None:
-        """Announce those of the files that are not there yet, before they are made.
+        """Announce the files that do not exist yet, before they are made.
 
-        Without a folder none can be made, and whoever tries says so.
+        A file without a folder is left out: making it fails anyway.
         """
         new = [each for each in files if not each.exists() and _beside(each).parent.is_dir()]
         if new:

@@ -96,7 +96,7 @@ class Folder:
 
     @classmethod
     def trusted(cls, path: Path) -> Folder:
-        """A folder of ours that is there already, checked and left as it is."""
+        """Open an existing folder of ours; checks its owner and mode, and changes neither."""
         folder = cls.open(path)
         try:
             found = folder.stat()
@@ -331,7 +331,9 @@ def is_ours_alone(folder: os.stat_result) -> bool:
 def _create_or_open(
     folder_fd: int, name: str, flags: int, path: Path, is_public: bool
 ) -> tuple[int, bool]:
-    """Never both in one step: a file that is there must not be taken for one that was made."""
+    """Create a file or open it; returns whether it was created. Not in one step: a file that was
+    there already must not pass for a new one.
+    """
     if not flags & os.O_CREAT:
         return _opened(folder_fd, name, flags, path), False
     for _ in range(_MAX_TRIES):

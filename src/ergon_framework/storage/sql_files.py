@@ -119,7 +119,7 @@ class SchemaFiles:
         return len(self.files)
 
     def made(self, version: int) -> list[str]:
-        """The tables that so many of the files make; one that is made anew counts once."""
+        """The tables that the first ``version`` files create, each once."""
         found = (name for _, text in self.files[:version] for name in _MADE.findall(text))
         return list(dict.fromkeys(found))
 

@@ -92,7 +92,7 @@ def end_call(task: BaseTask, call: Stoppable) -> None:
 
 
 def choose_connector(task: BaseTask, name: str | None) -> tuple[str, Any]:
-    """The named connector, or the only one there is."""
+    """The named connector, or the only one of the task."""
     known = ", ".join(sorted(task.connectors)) or "none"
     if name is not None:
         if name in task.connectors:

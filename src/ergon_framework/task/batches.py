@@ -32,7 +32,7 @@ from ergon_framework.task.options import BatchRule
 B = TypeVar("B")
 NEVER = float("inf")
 MAX_CALLS = 16
-"""Calls of one task whose batches are kept: the older ones have ended."""
+"""How many calls of one task keep their batches. Older calls have ended."""
 LATE = 0.05
 """Seconds between two looks at whether the engine has given up on an overdue attempt."""
 

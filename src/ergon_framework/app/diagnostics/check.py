@@ -144,7 +144,7 @@ def _with_key(error: ErgonError, maker: Factory) -> dict[str, Any]:
 def check(
     config: str | Path | None = None, environ: Mapping[str, str] | None = None
 ) -> list[PartRow]:
-    """What would run; a :class:`SettingsError` tells every mistake there is."""
+    """What would run. Raises one :class:`SettingsError` with every problem in the settings."""
     environ = os.environ if environ is None else environ
     settings, source = examine_settings(config, environ)
     checking = SettingsCheck(settings, source, environ)

@@ -28,7 +28,7 @@ class FindingStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
     status: FindingStatus
@@ -158,7 +158,7 @@ def store_path(checking: SettingsCheck, *paths: tuple[str, ...]) -> tuple[str, .
 _BEGIN = "restore a backup; if nothing was in it, or is to be, delete it, with its -wal and -shm"
 _SQL = "SELECT name FROM sqlite_master WHERE type = 'table'"
 _VERSIONED = ("ergon_jobs", "ergon_boundary_", "ergon_poll_")
-"""Tables whose version stands in ``ergon_schema``."""
+"""Tables whose version is in ``ergon_schema``."""
 
 
 def emptied(check: str, path: Path | None, *, store: str = "") -> Finding | None:

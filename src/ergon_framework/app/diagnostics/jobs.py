@@ -287,7 +287,7 @@ def _opened(url: str) -> Sequence[Finding]:
 
 
 def _kept(store: FullJobStore, url: str) -> Finding:
-    """What an acknowledgement means there."""
+    """The durability of an acknowledged job in this store."""
     if not is_in_memory(url):  # of a server, the row of its durability tells
         return Finding(STORE, FindingStatus.OK, store.durability, store=url)
     remedy = "fine for trials; for work that may not be lost write sqlite:///jobs.db"

@@ -48,7 +48,7 @@ class Explanation(msgspec.Struct, frozen=True):
     status: str
     why: list[str]
     as_of: str | None = None
-    """When that was so, if it may have changed since."""
+    """When the explanation was true, if it may have changed since."""
     tenant: str | None = None
     """Whose it is, where each tenant has ids of its own."""
 

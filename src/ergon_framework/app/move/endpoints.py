@@ -149,7 +149,7 @@ def _no_zone(zone: str, place: StoreLocation, there: Sequence[str]) -> Configura
 
 
 def _kept(place: StoreLocation) -> list[str]:
-    """What a file keeps beside facts; one that cannot be read says so."""
+    """What a file holds besides facts. Raises if the file cannot be read."""
     if place.file is None:
         return []
     return [title for table, title in _TABLES.items() if file_has_table(place.file, table)]
@@ -505,9 +505,9 @@ def _forget(target: RecordStore, first: bytes) -> None:
 def _target(
     asked: Asked, opens: Callable[..., S], empty: Callable[[], Any], is_there: Callable[[], bool]
 ) -> S:
-    """The store to be written; for a trial one that is there is only looked at, or none is.
+    """The store to write. A dry run opens an existing store read-only, or takes an empty one.
 
-    One that is there in another version is no empty one.
+    A store with another version of the tables is an error: it is not empty.
     """
     if not asked.is_trial:
         made = opens(asked.target.url)

@@ -141,8 +141,11 @@ def _is_untouched(part: Transfer, sums: dict[str, tuple[int, str]]) -> bool:
 
 
 def _refuse_foreign(state: MoveState, part: Transfer) -> None:
-    """Jobs leave a store one by one. Where all have left, it may be another store of the same name,
-    or one that was emptied, and what was copied before may be all there is.
+    """Refuse to copy again when none of the jobs that were copied before is left in the source.
+
+    Jobs leave a store one by one. If all of them are gone, the source may be another store of the
+    same name, or was emptied. Then the first copy may be the only one, and this move would discard
+    it.
     """
     if JobRecord not in part.kinds or not part.target.dump(JobRecord, None, 1):
         return

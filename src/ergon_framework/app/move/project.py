@@ -378,7 +378,7 @@ def _nothing_to_reopen(whole: ProgramMove) -> ConfigurationError:
 
 
 def _old_store(url: str) -> str:
-    """Where the jobs of a store came from, if it can be asked and knows it; else nothing."""
+    """The store that the jobs were moved from; empty if it is unknown or cannot be read."""
     with (
         suppress(StoreError, ConfigurationError),
         closing(open_store(url, read_only=True)) as store,

@@ -278,7 +278,7 @@ def _open_again_unless_done(moves: Sequence[_Move], held: MoveLock) -> Iterator[
 
 
 def _may_be_complete(move: _Move) -> bool:
-    """Whether somebody may work with the target; one that cannot be asked may have been written."""
+    """Whether programs may use the target already. A target that cannot be read counts as used."""
     try:
         states = [move_state_of(part.target) for part in move.parts] if move.is_ending else []
     except StoreError:
@@ -300,22 +300,22 @@ _INSIST = "if what was done in TO may be lost, add --force"
 
 @dataclass
 class _WayBack:
-    """One source that is to be opened again, and what is to be shut for it."""
+    """The way back of one move: a source to open again, and the target to shut first."""
 
     asked: Asked
     sources: Mapping[str, FencedStore]
     in_use: Sequence[Transfer] = ()
-    """The parts of which somebody could work with TO."""
+    """The parts that programs may be using in TO."""
 
 
 Warn = Callable[[str], None]
 
 
 def reopen(asked: Asked, tell: Tell = lambda _: None, warn: Warn = lambda _: None) -> list[str]:
-    """Let a source be worked with again that was shut; which of its parts were.
+    """Open a frozen source again; returns which of its parts were opened.
 
-    Unless it is forced, the target must hold the same: what was done there would be left behind,
-    and what was begun there would be done twice. The target is shut before the source is opened.
+    Unless forced, the target must hold the same records: otherwise work that was done there would
+    be lost, and work that was begun there would be done twice. The target is frozen first.
     """
     return reopen_all([asked], tell, warn)[0]
 
@@ -410,7 +410,7 @@ def _is_in_use(part: Transfer) -> bool:
 
 
 def _shut_others(way: _WayBack, stack: ExitStack) -> None:
-    """Shut TO, so that nobody goes on there when the source is open."""
+    """Freeze TO, so that no program goes on writing there once the source is open."""
     if not way.in_use:
         return
     asked = way.asked
@@ -444,7 +444,9 @@ def _parts(asked: Asked, shut: Collection[str], stack: ExitStack) -> list[Transf
 def _opened(
     trial: Asked, shut: Collection[str], stack: ExitStack, *, is_used: bool
 ) -> Iterator[Transfer]:
-    """``is_used``: also where somebody works with TO, who is refused there when it is shut."""
+    """The parts of a way back. With ``is_used``, workers may be using TO; they are refused once it
+    is shut.
+    """
     if trial.is_zone:
         file = trial.target.file
         if file is not None and file.parent.is_dir() and not is_used:

@@ -96,14 +96,14 @@ class RunningDigest:
         self._digest, self._count = hashlib.sha256(), 0
 
     def add(self, copy: TransferRecord) -> int:
-        """Add one; how many there were so far."""
+        """Add a record; returns how many were added so far."""
         content = copy.content
         self._digest.update(len(content).to_bytes(8) + content)
         self._count += 1
         return self._count
 
     def sum(self) -> KindDigest:
-        """What they come to."""
+        """The digest of all records added."""
         return KindDigest(self._count, self._digest.hexdigest())
 
 
@@ -138,14 +138,14 @@ def _thing(copy: TransferRecord) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TransferProgress:
-    """How far a move has come: so many records of a kind were looked at."""
+    """Progress of a move: how many records of a kind were read."""
 
     part: str
     what: str
     """What is being done: copying or verifying, and which kind."""
     done: int
     total: int | None = None
-    """How many there are, where that is known."""
+    """The number of records in all, if it is known."""
 
 
 Tell = Callable[[TransferProgress], None]
@@ -165,14 +165,14 @@ class Moved:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Two stores of the same sort, one of which is to become what the other is."""
+    """Two stores of one kind: the target is to become a copy of the source."""
 
     name: str
     source: FencedStore
     target: FencedStore
     kinds: tuple[type[TransferRecord], ...]
     identity: str
-    """What the source is known by: its place, or what a zone has wherever it is."""
+    """What identifies the source: its place, or for a zone an id that it keeps wherever it is."""
     where: str
     """What the target is called in front of people."""
     totals: Mapping[str, int] = field(default_factory=dict)
@@ -286,7 +286,7 @@ def refuse_elsewhere(
 
 
 MAX_NAMED = 3
-"""Things that are named of those that differ."""
+"""How many differing records an error names."""
 _WORDS = {
     Difference.NEW: "is missing",
     Difference.CHANGED: "is not the same",
@@ -374,7 +374,7 @@ def _by_order(part: Transfer, kind: type[TransferRecord]) -> Iterator[str]:
 
 
 def label(copy: TransferRecord) -> str:
-    """What to call one thing in front of people."""
+    """The name of a record in messages."""
     if isinstance(copy, JobRecord):
         return f"the job {copy.identity}"
     if isinstance(copy, FactRecord):

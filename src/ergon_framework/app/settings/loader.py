@@ -187,9 +187,9 @@ def _bring_parts(names: Iterable[str]) -> None:
 def settings_file(
     path: str | Path | None, environ: Mapping[str, str], folder: Path | None = None
 ) -> Path | None:
-    """The file that is meant, which need not be there when it was named.
+    """The settings file: the one that was named, whether or not it exists, or the one in a folder.
 
-    Of a folder the file in it is meant, if there is one.
+    None if nothing was named and the folder has none.
     """
     named = path or environ.get("ERGON_CONFIG")
     if named and not Path(named).is_dir():

@@ -292,7 +292,7 @@ class SettingsSource:
         return wrong
 
     def raise_problems(self) -> None:
-        """Raise one error that tells every mistake noted so far."""
+        """Raise one error with every problem noted so far."""
         if self.problems:
             raise _refusal(sorted(self.problems, key=lambda each: each.place.order))
 

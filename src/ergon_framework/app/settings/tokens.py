@@ -23,7 +23,7 @@ UNNAMED = "token"
 # its own is taken whole.
 _NAMED = re.compile(r"([A-Za-z0-9_.-]{1,64}):\s+(\S.*)", re.DOTALL)
 HASHED = re.compile(r"sha256:([0-9a-f]{64})")
-"""A token of which only the hash stands there: who reads it cannot come in with it."""
+"""A token given as its hash only, so that reading the file does not let anybody in."""
 _LIKE_NAMED = re.compile(r"[A-Za-z0-9_.-]{1,64}:\S+")
 
 

@@ -71,7 +71,7 @@ class _Cursor(msgspec.Struct):
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class ConsumerSession:
-    """One consumer as one holder talks about it."""
+    """One holder of one consumer: what its requests to the node carry, and its lease."""
 
     name: str
     holder: str | None
@@ -91,7 +91,7 @@ class ConsumerSession:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """In a process that was just forked: the lease stays the parent's, and so does its run."""
+        """Run in a forked child: the lease and the run stay the parent's."""
         if self.holder is not None:
             # Another name for the holder: the node would take the child for the parent, and give
             # both the same facts.
@@ -232,7 +232,7 @@ class ConsumeReport:
 
 @dataclass(slots=True)
 class ConsumeLoop:
-    """One run of one consumer. It belongs to one driver."""
+    """The loop of one running consumer. It belongs to one driver."""
 
     session: ConsumerSession
     handler: Callable[[Delivery], Any]

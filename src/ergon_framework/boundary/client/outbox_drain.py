@@ -122,7 +122,7 @@ def changed(file: OutboxFile, place: object) -> ArtifactError:
 
 
 def lost(file: OutboxFile) -> ArtifactError:
-    """The error of a fact whose file is no longer there."""
+    """The error of a fact whose file is missing."""
     return ArtifactError(
         f"the file for {file.bucket}/{file.key} is gone, or has another size",
         reason="file_missing",
@@ -221,7 +221,7 @@ class DrainObserver:
 
 
 class Drain:
-    """One drain of one spool; belongs to one driver."""
+    """One drain of one outbox. It belongs to one driver."""
 
     def __init__(
         self,

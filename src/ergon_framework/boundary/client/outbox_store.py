@@ -385,7 +385,7 @@ class OutboxStore:
     # ---- sending ----
 
     def first(self, limit: int, max_bytes: int, *, with_refused: bool = False) -> list[OutboxItem]:
-        """The front of the line: at least one fact, if there is one, and at most so many."""
+        """The oldest waiting facts: at least one if there is any, at most ``limit``."""
 
         def work(cursor: sqlite3.Cursor) -> list[OutboxItem]:
             found: list[OutboxItem] = []

@@ -57,7 +57,7 @@ from ergon_framework.storage.failpoints import declare, failpoint
 _LIMITS = LimitSettings(fact_bytes=1 << 40)
 BATCH_ITEMS = 500
 BATCH_BYTES = 4 << 20
-"""What goes into one ``AppendFacts`` at most."""
+"""The most bytes that one ``AppendFacts`` holds."""
 
 
 class FactWarning(UserWarning):

@@ -135,12 +135,12 @@ def kind(value: Any) -> str:
 
 
 def anything(_field: str, value: Any, _problems: Problems) -> Any:
-    """A value that is looked at elsewhere."""
+    """Accept any value; it is checked elsewhere."""
     return value
 
 
 def shaped(pattern: re.Pattern[str], longest: int, remedy: str) -> ValueCheck:
-    """Text of so many characters at most that a pattern describes."""
+    """Text that matches a pattern, of at most ``longest`` characters."""
 
     def check(field: str, value: Any, problems: Problems) -> Any:
         if _is_text(field, value, longest, problems) and not pattern.fullmatch(value):

@@ -94,7 +94,7 @@ class AppendPlanner(Generic[L]):
     def append(
         self, log: str, facts: Sequence[PreparedFact], capacity: int | None
     ) -> list[AppendOutcome]:
-        """Take in what is new, whose artifacts are there, and for which there is room."""
+        """Append the facts that are new, have their artifacts in the store, and find room."""
         placement = self._placement
         found, fresh, place = placement.log(log), placement.fresh, placement.place
         find = placement.known

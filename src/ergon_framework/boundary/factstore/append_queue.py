@@ -215,7 +215,7 @@ class AppendQueue(Generic[Request, Answer]):
         """Callbacks that have not been called yet."""
         self._served = AnsweredCallers()
         self._seen: deque[PendingEntry[Request, Answer]] = deque()
-        """Requests that were looked at, and come before the queue."""
+        """Requests taken from the queue ahead of their turn, to look at; served before it."""
         self._server: int | None = None
         """The id of the background thread, while it serves a group."""
 
@@ -356,7 +356,7 @@ class AppendQueue(Generic[Request, Answer]):
         return True
 
     def _begin(self) -> bool:
-        """Start the thread; whether there is one now."""
+        """Start the thread; returns whether it runs."""
         if self._is_closed:
             return False
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)

@@ -51,7 +51,7 @@ def unknown(name: str) -> BoundaryNotFoundError:
 
 
 def refuse_other(one: ConsumerView, log: str, to_zone: str | None) -> None:
-    """A name stands for one view of one log."""
+    """Refuse a consumer's name that is in use for another log or another view of it."""
     if (one.log, one.to_zone) != (log, to_zone):
         view = "" if one.to_zone is None else f" to the zone {one.to_zone!r}"
         raise BoundaryError(

@@ -124,7 +124,7 @@ class FactStoreOfParts:
     def page(
         self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
     ) -> LogPage:
-        """Read without a consumer. At least one fact is given, however large, if there is one."""
+        """Read facts without a consumer: at least one, however large, if there is any."""
         return self.log.page(log, after, limit, max_bytes, to_zone)
 
     def logs(self) -> list[LogInfo]:
@@ -179,11 +179,11 @@ class FactStoreOfParts:
         return self._consumers.consumers()
 
     def consumer(self, name: str) -> ConsumerInfo:
-        """One of them; ``BoundaryNotFoundError`` when there is none."""
+        """The consumer of this name. ``BoundaryNotFoundError`` if there is none."""
         return self._consumers.consumer(name)
 
     def delete_consumer(self, name: str) -> None:
-        """Forget it and its quarantine; retention no longer waits for it."""
+        """Delete a consumer and its quarantine. Retention then no longer waits for it."""
         self._consumers.delete_consumer(name)
 
     def serve(
@@ -282,15 +282,15 @@ class FactStoreOfParts:
         return self._links.links()
 
     def link(self, peer: str) -> Link:
-        """One of them, or a fresh one."""
+        """The link to this peer; a new one if none is stored."""
         return self._links.link(peer)
 
     def seal(self, peer: str, reason: str) -> Link:
-        """Shut the link (``""``: all of them) until it is opened; sealing twice is fine."""
+        """Seal the link (``""``: all links) until it is opened. May be called twice."""
         return self._links.seal(peer, reason)
 
     def open(self, peer: str) -> Link:
-        """Open it again."""
+        """Open a sealed link again."""
         return self._links.open(peer)
 
     def accept_epoch(self, peer: str, epoch: str | None) -> Link:

@@ -87,7 +87,7 @@ def refuse_other_log(copy: LogRecord, number: int, first: int) -> None:
 
 
 def refuse_hole(copy: FactRecord, head: int) -> None:
-    """Facts come one after the other."""
+    """Refuse a copied fact that does not follow the last one of its log."""
     if copy.fact.offset != head + 1:
         raise StoreError(
             f"the fact at {copy.fact.offset} of {copy.log} cannot follow the one at {head}",

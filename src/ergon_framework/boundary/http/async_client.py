@@ -157,11 +157,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return self._room
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes are there."""
+        """Called by asyncio when bytes were read into the buffer."""
         self.data_received(bytes(self._room[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        """Something came in."""
+        """Parse bytes that came in."""
         reader = self.reader
         if reader.is_done:  # an answer without a request
             self.close()

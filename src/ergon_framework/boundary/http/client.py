@@ -35,7 +35,7 @@ RECEIVE_BYTES = 64 << 10
 
 
 class HttpConnection:
-    """One socket; used by one thread at a time."""
+    """A connection to a node. One thread uses it at a time."""
 
     def __init__(self, endpoint: Endpoint, timeout: float, connect_timeout: float) -> None:
         self._timeout = timeout

@@ -153,11 +153,11 @@ class ResponseReader:
     # ---- what the parser tells ----
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header. The last of a name wins; none of those we read may come twice."""
+        """Keep one header. The last one of a name wins; no header that we read may come twice."""
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """An interim answer is passed over; the final one is kept."""
+        """Skip an interim answer (1xx); keep the final one."""
         status = self._parser.get_status_code()
         if status < 200:
             self.headers = {}

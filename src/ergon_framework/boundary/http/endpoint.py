@@ -108,7 +108,9 @@ class Endpoint:
         self.is_secure = parts.scheme == "https"
         self.expected_zone = expected_zone
         self.asked_zone = asked_zone
-        """Whose node it must be where no certificate says so; one that does not say is believed."""
+        """The zone that the node must name if no certificate does. A node that names none is
+        accepted.
+        """
         self._tls = tls
         self._prefix = parts.path.rstrip("/")
         self._name = parts.netloc.rpartition("@")[2]
@@ -160,7 +162,7 @@ class Endpoint:
         return request_head("GET", f"{self._prefix}/livez", self._name, self._headers)
 
     def check_name(self, headers: Mapping[str, str]) -> None:
-        """Refuse a node that says that it is another zone's than the one asked for."""
+        """Refuse a node that names another zone than the one asked for."""
         named, wanted = headers.get(ZONE_HEADER), self.asked_zone
         if named is not None and wanted is not None and unquote(named) != wanted:
             raise self._other_zone(unquote(named), wanted)

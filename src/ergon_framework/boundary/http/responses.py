@@ -200,7 +200,7 @@ def stopping() -> HttpRefusal:
 
 
 def too_many_connections(limit: int, why: str) -> HttpRefusal:
-    """There is no room for one more connection."""
+    """The answer to a connection above the limit."""
     return HttpRefusal(
         503,
         "unavailable",
@@ -265,14 +265,14 @@ def error_body(error: BoundaryError) -> bytes:
 
 
 def error_headers(error: BoundaryError) -> Headers:
-    """When to come back, if the error knows."""
+    """A ``Retry-After`` header if the error has one."""
     if error.retry_after is None:
         return ()
     return (("retry-after", str(max(0, math.ceil(error.retry_after)))),)
 
 
 def whole_error(error: BoundaryError, date: str) -> bytes:
-    """A complete answer, after which the connection is closed."""
+    """The complete answer for an error, after which the connection is closed."""
     body = error_body(error)
     headers = error_headers(error)
     return head(status_of(error), JSON, len(body), date, headers, is_kept=False) + body

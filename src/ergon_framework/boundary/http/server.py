@@ -284,7 +284,9 @@ class Server:
             self._timer.cancel()
 
     def sweep(self) -> None:
-        """One round of housekeeping; it comes by itself every second."""
+        """Read the certificate anew if it was replaced, and close overdue connections. Runs every
+        second.
+        """
         if self._context is not None:
             self.state.context = self._context()
         self.state.sweep()

@@ -98,17 +98,17 @@ class Member(Protocol):
         """Refuse that request: there is no room for it."""
 
     def sweep(self, now: float) -> None:
-        """Give up what takes too long."""
+        """Close the connection if it is overdue."""
 
     def close(self) -> None:
-        """Close when what has been written is on its way."""
+        """Close once everything written has been sent."""
 
     def abort(self) -> None:
         """Close at once."""
 
 
 class ServerState:
-    """The application with its limits, and who is connected to it."""
+    """The application, its limits, and the open connections."""
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ class ServerState:
             largest.shed()
 
     def sweep(self) -> None:
-        """One round of housekeeping."""
+        """Update the ``Date`` header, and let each connection close itself if it is overdue."""
         self.date = formatdate(self.wall(), usegmt=True)
         now = self.clock()
         # A copy: closing changes the set.
@@ -265,14 +265,14 @@ class ServerState:
         await self._until(lambda: not any(each.is_busy for each in self.connections))
 
     async def until_empty(self) -> None:
-        """Send everybody away; wait until they have gone and every coroutine has ended."""
+        """Close all connections; wait until they are gone and every coroutine has ended."""
         for connection in tuple(self.connections):
             connection.close()
         await self._until(lambda: not self.connections)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def cut(self) -> None:
-        """End what has not ended by itself."""
+        """Abort the connections that are left."""
         for connection in tuple(self.connections):
             connection.abort()
         for task in self._tasks:

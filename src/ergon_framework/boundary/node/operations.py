@@ -254,7 +254,7 @@ R = TypeVar("R", bound=OperationRequest)
 
 
 class Operation(NamedTuple):
-    """One operation that is answered in one go."""
+    """An operation that is answered with one document."""
 
     name: str
     service: str

@@ -300,7 +300,7 @@ class _Place(msgspec.Struct, kw_only=True):
 
 
 class _RoughPage(Batch, frozen=True, kw_only=True, omit_defaults=True):
-    """A page whose facts have not been looked at."""
+    """A page whose facts are not decoded yet."""
 
     facts: tuple[msgspec.Raw, ...] = ()  # type: ignore[assignment]
 

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 OBJECTS_TIMEOUT = 2.0
 """Seconds for the object store to answer. A bucket's client goes on trying for much longer."""
 OBJECTS_SAMPLE = 8
-"""Names whose bytes are looked for each time."""
+"""Names whose bytes each status checks."""
 MAX_NAMED = 3
 """Objects without bytes that an alert names."""
 _NO_DIGEST = bytes(32)  # of no object: whether the store answers is all that is asked
 
 
 def objects_trouble(zone: LocalZone, timeout: float = OBJECTS_TIMEOUT) -> str | None:
-    """Why objects cannot be had, or None. A few names are looked at, others each time."""
+    """Why objects cannot be read, or None. Each call checks a few names, the next one others."""
     names = zone.store.objects(after=zone.looked_at, limit=OBJECTS_SAMPLE)
     if len(names) < OBJECTS_SAMPLE and zone.looked_at != ("", ""):  # and from the beginning again
         names += zone.store.objects(limit=OBJECTS_SAMPLE - len(names))

@@ -194,7 +194,7 @@ Post = Callable[[], AbstractContextManager[QueueSession]]
 
 @dataclass(frozen=True, slots=True)
 class RelayCounts:
-    """What one look came to."""
+    """What one pass of the relay did."""
 
     published: int = 0
     redriven: int = 0

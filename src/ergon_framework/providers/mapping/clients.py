@@ -452,4 +452,4 @@ WRAPPERS: dict[str, Callable[[Exception], object]] = {
     "urllib.error.URLError": lambda error: attribute(error, "reason"),
     "sqlalchemy.exc.DBAPIError": lambda error: attribute(error, "orig"),
 }
-"""What wraps another exception that knows more: that one is asked first."""
+"""How to reach the exception inside a wrapper. The inner one is read first, as it knows more."""

@@ -38,13 +38,13 @@ class KnownError(NamedTuple):
 
     name: str
     names: tuple[str, ...]
-    """Its own and those of its bases, the nearest first."""
+    """The names of the type and of its bases, the nearest first."""
     found: ErrorFinding | ErrorReader | None
     unwrap: Callable[[Exception], object] | None
 
 
 class KnownErrors:
-    """What is known of each type of exception, read once from the names of the type."""
+    """What the rules say of each type of exception, looked up once per type by its names."""
 
     def __init__(self, max_types: int = MAX_TYPES) -> None:
         self._max_types = max_types

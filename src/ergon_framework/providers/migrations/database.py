@@ -77,7 +77,7 @@ class MigrationDatabase:
 
     @contextmanager
     def connect(self, *, creates: bool = False) -> Iterator[Connection]:
-        """One connection in one transaction; a file that is not there is made only on request."""
+        """A connection in a transaction. A missing file is created only with ``creates``."""
         if self.file is not None and not creates and not self.file.exists():
             raise StoreUnavailableError(
                 f"there is no file {self.file}", remedy=f"{self.upgrade_command} makes it"

@@ -27,7 +27,7 @@ class ProviderLane:
         self.operations: set[str] = set()
         """Names that were checked: nearly every call has one of a few."""
         self.only_circuit = circuits[0] if len(circuits) == 1 else None
-        """Its own circuit, when there is no other one to pass."""
+        """The circuit of the lane if a call has to pass only this one; otherwise None."""
 
     @property
     def is_fresh(self) -> bool:

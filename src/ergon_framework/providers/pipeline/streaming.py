@@ -65,12 +65,12 @@ Request = tuple[str, str | None, str, dict[str, Any], ProviderExecutionContext]
 
 
 class Opened(NamedTuple):
-    """A stream whose first item has come."""
+    """A stream that has given its first item."""
 
     items: Any
     first: Any
     ends_at: float | None
-    """When its attempt is over, by the call's clock."""
+    """The deadline of the attempt, by the call's clock."""
 
 
 class AwaitedIn(Awaitable[Any]):

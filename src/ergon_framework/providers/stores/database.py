@@ -151,7 +151,7 @@ class TaskMissingError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """A table into which rows go whose first column says whether they are there already."""
+    """A table for rows that are inserted unless their first column is there already."""
 
     table: str
     columns: tuple[tuple[str, str], ...]

@@ -39,7 +39,7 @@ _rollup, _attempt = ProviderMetricRollup, ProviderExecutionMetric
 
 
 class SqlProviderInspector:
-    """Each answer is read in one transaction of its own."""
+    """Reads lists and figures for operators, each in its own transaction."""
 
     def __init__(self, database: MigrationDatabase) -> None:
         self._database = database

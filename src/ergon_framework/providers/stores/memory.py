@@ -161,7 +161,7 @@ class MemoryAttempts:
         return sorted(found, key=lambda row: (row.created_at, row.attempt_number, row.id))
 
     def prune(self, before: float, limit: int) -> int:
-        """Drop so many of those that are older."""
+        """Drop up to ``limit`` rows older than ``before``."""
         kept: deque[AttemptRow] = deque()
         count = 0
         for row in self.rows:
@@ -373,7 +373,7 @@ _new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
 
 
 class MemoryProviderStore:
-    """What the threads of one process share. Every call is one step under one lock."""
+    """A store for the threads of one process. Every call is one step under one lock."""
 
     durability = "What was written is in this process's memory, and is lost when it ends."
 

@@ -109,7 +109,7 @@ class PostgresCursor:
         self._cursor.executemany(_psycopg_sql(sql), values)
 
     def insert_missing(self, into: TableSpec, rows: Sequence[Row]) -> set[str]:
-        """Insert rows unless they are there, all with one statement."""
+        """Insert the rows that are missing, with one statement."""
         # Every process inserts in the same order, or two that write the same rows could deadlock.
         names = [name for name, _ in into.columns]
         ordered = sorted(rows, key=lambda row: str(row[0]))
@@ -524,7 +524,7 @@ class PostgresProviderDatabase:
 
 
 def _move_state_in(connection: Connection) -> bytes | None:
-    """What a move wrote down, if there ever was one."""
+    """What a move wrote into this database, if there was one."""
     if connection.exec_driver_sql("SELECT to_regclass(%s)", (MARKS,)).scalar() is None:
         return None
     found = connection.exec_driver_sql(FIND_MARK).scalar()

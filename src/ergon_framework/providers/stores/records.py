@@ -78,7 +78,7 @@ class ProviderRowRecord(TransferRecord, frozen=True):
 
     @classmethod
     def from_document(cls, document: Any) -> Self:
-        """A row whose columns are those of its table; ``ValueError`` says what does not fit."""
+        """A row of a document. ``ValueError`` if its columns are not those of its table."""
         name = document.get("table") if isinstance(document, dict) else None
         table = metadata.tables.get(name) if isinstance(name, str) else None
         values = document.get("values") if table is not None else None

@@ -76,7 +76,7 @@ def _changes_of(rows: list[AttemptRow]) -> LaneChanges:
 
 
 def _by_minute(rows: list[AttemptRow]) -> Iterable[tuple[int, list[AttemptRow]]]:
-    """The rows of each minute; those of one batch are nearly always of one minute."""
+    """The rows grouped by minute. Nearly always a batch has rows of one minute only."""
     if not rows:
         return ()
     instants = list(map(_created_at, rows))

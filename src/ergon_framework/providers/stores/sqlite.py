@@ -156,7 +156,7 @@ def _insertion(into: TableSpec) -> _Insertion:
 
 
 class SqliteProviderDatabase:
-    """One file. Callers that come while a commit is under way share the next one."""
+    """One SQLite file. Callers that come during a commit share the next one."""
 
     def __init__(
         self, path: str | Path, clock: Callable[[], float] = time.time, busy_timeout: float = 5.0

@@ -41,13 +41,13 @@ _BARE = re.compile(r"^\s*(SU[A-Z2-7]+)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """A user's key and, when the server goes by JWTs, what says whose it is."""
+    """A user's key, and the user's JWT if the server authenticates by JWT."""
 
     key: bytes
     jwt: str | None = None
 
     def sign(self, nonce: str) -> bytes:
-        """What the server wants to have signed."""
+        """Sign the server's nonce."""
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         key = Ed25519PrivateKey.from_private_bytes(self.key)

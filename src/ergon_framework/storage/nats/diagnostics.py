@@ -247,7 +247,7 @@ def clock(theirs: float | None, asked_at: float, answered_at: float) -> Observat
 
 
 def room(found: Mapping[str, Any]) -> Observation:
-    """Whether there is room left."""
+    """How much of the storage limit is used."""
     most = int(found["limits"].get("max_storage", -1))
     used = int(found["storage"])
     if most < 0:

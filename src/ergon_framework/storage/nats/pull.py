@@ -74,9 +74,10 @@ class PullSubscription:
         client.when_denied.append(self._denied)
 
     async def pull(self, subject: str, most: int, *, wait: float = 0.0, room: int = 0) -> Pulled:
-        """Up to ``most`` messages, of ``room`` bytes together if that is not 0.
+        """Fetch up to ``most`` messages, of at most ``room`` bytes together if that is not 0.
 
-        Those that are there; or, when there is none, what comes within ``wait`` seconds.
+        Returns the messages that are there or, if there are none, those that come within ``wait``
+        seconds.
         """
         if self._lock is None:
             self._lock = asyncio.Lock()

@@ -33,7 +33,7 @@ def instant(text: str) -> float:
 MAX_BYTES = 8 << 20
 """Of one answer, about."""
 MAX_LATEST = 1000
-"""Subjects of one question, and messages of one answer."""
+"""The most subjects in one request, and messages in one answer."""
 _MAX_READS = 200
 _HEADER_LINE = b"NATS/1.0\r\n"
 
@@ -119,12 +119,12 @@ class NatsStream:
         self._checked(self._api(f"STREAM.UPDATE.{self.name}", {"name": self.name, **config}))
 
     def delete(self, seq: int) -> None:
-        """Remove one message; one that is gone is fine."""
+        """Remove one message, if it is there."""
         # Not erased: overwriting the message would cost the server a write of its whole size.
         self._api(f"STREAM.MSG.DELETE.{self.name}", {"seq": seq, "no_erase": True})
 
     def purge(self, subject: str, below: int) -> None:
-        """Remove what matches and lies below a sequence."""
+        """Remove messages of a subject below a sequence number."""
         self._checked(self._api(f"STREAM.PURGE.{self.name}", {"filter": subject, "seq": below}))
 
     def trim(self, subject: str, keep: int) -> None:
@@ -263,7 +263,7 @@ class NatsStream:
     def following(
         self, subject: str, seq: int, limit: int, max_bytes: int = MAX_BYTES
     ) -> list[Stored]:
-        """What matches from a sequence on, in order; at least one if there is one."""
+        """Messages of a subject from a sequence number on, in order; one at least, if any."""
         asked = {"seq": max(seq, 1), "next_by_subj": subject, "batch": limit}
         replies = self._ask_many({**asked, "max_bytes": min(max_bytes, MAX_BYTES)})
         end = replies[-1]

@@ -104,7 +104,7 @@ def compare(found: bytes, *expected: bytes | None, size: int) -> None:
 
 
 MIN_KEPT_PIECE = 1 << 14
-"""A piece as long as that is worth keeping as it is; smaller ones are gathered in one buffer."""
+"""Pieces of this size or more are kept as they come; smaller ones are copied into one buffer."""
 
 
 class ByteQueue:

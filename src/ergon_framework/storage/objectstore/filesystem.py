@@ -360,14 +360,14 @@ class UploadFolder:
         return self._broken
 
     def sweep(self, older_than: float) -> int:
-        """Remove what uploads left behind and nobody has touched for so long; how many."""
+        """Remove leftovers of uploads untouched for ``older_than`` seconds; returns how many."""
         self.check_open()
         latest = self._clock() - older_than
         with disk.told(self.folder):
             return sum(_is_swept(each, latest) for each in _entries(self.path))
 
     def check_open(self) -> None:
-        """Raise after the end."""
+        """Raise if the store is closed."""
         if self._is_closed:
             raise StoreUnavailableError(
                 f"the object store {self.folder} is closed", remedy="open it again"
@@ -529,11 +529,11 @@ class FilesystemObjectStore:
             return was_there
 
     def sweep(self, older_than: float) -> int:
-        """Remove what uploads left behind and nobody has touched for so long; how many."""
+        """Remove leftovers of uploads untouched for ``older_than`` seconds; returns how many."""
         return self._uploads.sweep(older_than)
 
     def close(self) -> None:
-        """Take and give no more. Uploads and downloads that are open belong to their callers."""
+        """Close the store. Uploads and downloads that are open belong to their callers."""
         self._uploads.close()
 
     # ---- folders --------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore
 
 @dataclass(slots=True)
 class _Part:
-    """What has come of a blob whose digest is known, and when the last of it came."""
+    """The bytes received so far of a blob whose digest is known, and when the last of them came."""
 
     touched_at: float
     data: bytearray = field(default_factory=bytearray)
@@ -83,7 +83,7 @@ class MemoryObjectStore:
         return iter([each for each in list(self.blobs) if self._put_at.get(each, 0.0) < instant])
 
     def sweep(self, older_than: float) -> int:
-        """Remove what uploads left behind and nobody has touched for so long; how many."""
+        """Remove leftovers of uploads untouched for ``older_than`` seconds; returns how many."""
         self.check()
         latest = self._clock() - older_than
         with self._lock:
@@ -175,7 +175,7 @@ class MemoryUpload:
 
 
 class MemoryDownload:
-    """The bytes of one blob, which stay as they are whatever happens to the store."""
+    """A download of one blob. Its bytes stay readable if the store deletes the blob meanwhile."""
 
     def __init__(self, data: bytes) -> None:
         self.size = len(data)

@@ -64,7 +64,7 @@ class StagingArea:
         return self._begun(partial(self._uploads.partial, digest))
 
     def sweep(self, older_than: float) -> int:
-        """Remove what uploads left behind and nobody has touched for so long; how many."""
+        """Remove leftovers of uploads untouched for ``older_than`` seconds; returns how many."""
         self._renew()
         return self._uploads.sweep(older_than)
 
@@ -302,11 +302,13 @@ class S3ObjectStore:
         self._client.delete(_aside(digest))
 
     def sweep(self, older_than: float) -> int:
-        """Remove what uploads left on this machine and nobody has touched for so long; how many."""
+        """Remove leftovers of uploads on this machine untouched for ``older_than`` seconds; returns
+        how many.
+        """
         return self.staging.sweep(older_than)
 
     def close(self) -> None:
-        """Take and give no more. Uploads and downloads that are open belong to their callers."""
+        """Close the store. Uploads and downloads that are open belong to their callers."""
         self._is_closed = True
         self.staging.close()
 

@@ -333,15 +333,15 @@ CHUNK = 8 << 20
 MAX_CONCURRENT_PARTS = 4
 """Such requests of one upload under way together."""
 MAX_SERVER_COPY = 5 << 30
-"""Bytes of one object that a server copies by itself, in one request."""
+"""The largest object that a server copies in one request."""
 OWNER = "zone"
-"""Where the name of the zone stands that has the place."""
+"""The object with the name of the zone that owns the place."""
 
 _MAX_PARTS = 10_000  # an upload has no more
 
 
 class BucketClient:
-    """One place in one bucket. Any thread may use it."""
+    """One prefix of one bucket. Any thread may use it."""
 
     def __init__(self, url: str, *, max_server_copy: int = MAX_SERVER_COPY) -> None:
         self.bucket = bucket_of(url)
@@ -422,7 +422,7 @@ class BucketClient:
         return True
 
     def replace(self, key: str, path: Path, size: int) -> None:
-        """Put a file, whatever is there."""
+        """Put a file, overwriting the object that is there."""
         chunk = part_size(size)
         # Larger parts, fewer at once: the memory it takes stays the same.
         together = max(1, MAX_CONCURRENT_PARTS * CHUNK // chunk)
@@ -465,13 +465,13 @@ class BucketClient:
             )
 
     def delete(self, key: str) -> None:
-        """Delete an object; one that is not there is fine."""
+        """Delete an object, if it is there."""
         with self._our_errors():
             self._client.delete(key)
 
 
 def part_size(size: int) -> int:
-    """The bytes of one part of an upload: more for what would have too many parts."""
+    """The size of one part of an upload: larger for files that would have too many parts."""
     return max(CHUNK, -(-size // _MAX_PARTS))
 
 

@@ -28,7 +28,7 @@ _UNKNOWN = re.compile(r'invalid (?:URI query parameter:|connection option) "(\w+
 
 @dataclass(frozen=True, slots=True)
 class PostgresAddress:
-    """One database on one server."""
+    """The address of one database, and what the driver needs to connect to it."""
 
     name: str
     """The name shown to users."""

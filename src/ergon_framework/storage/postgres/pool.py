@@ -41,7 +41,7 @@ L = TypeVar("L", bound=_Closable)
 
 
 def connect_within(connect: Callable[[], L], seconds: float) -> L:
-    """A connection that is there in time; one that comes later is closed."""
+    """Connect within so many seconds. A connection that comes later is closed."""
     arrival: Future[L] = Future()
 
     def go() -> None:

@@ -89,8 +89,9 @@ class Persistence:
 
 
 def version_in(info: Mapping[str, str]) -> tuple[int, ...]:
-    """What a server says it is; empty when it does not. One that is not Redis itself says here
-    which Redis it stands for.
+    """The version that a server reports; empty if it reports none.
+
+    Another server, such as Valkey, reports here which Redis it is compatible with.
     """
     found = re.match(r"\d+(\.\d+)*", info.get("redis_version", "").strip())
     return tuple(map(int, found[0].split("."))) if found else ()
@@ -230,7 +231,7 @@ def eviction(found: Persistence) -> Observation:
 
 
 def memory(info: dict[str, str]) -> Observation:
-    """Whether there is memory left."""
+    """How much of the memory limit is used."""
     used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     if not most:
         return Observation("memory", f"{used / 1e6:,.0f} MB in use, without a limit")

@@ -46,7 +46,7 @@ class LogOwner(Protocol):
         """The same connection without a transaction: nobody else in this process writes."""
 
     def beside(self) -> AbstractContextManager[sqlite3.Connection]:
-        """Another connection, which is used beside those who write."""
+        """A second connection, used while the writer goes on."""
 
 
 class Checkpointer:

@@ -41,13 +41,13 @@ class SqliteLimits:
     max_readers: int = 8
     """Connections that read at once."""
     max_group_size: int = 512
-    """Callers whose writes share one commit."""
+    """The most callers whose writes share one commit."""
     checkpoint_bytes: int = 4 << 20
-    """Length of the write-ahead log from which it is checkpointed."""
+    """Size of the write-ahead log, in bytes, from which it is checkpointed."""
     checkpoint_interval: int = 64
-    """Commits between two looks at the length of the log."""
+    """Commits between two checks of the size of the log."""
     watch_interval: float = 0.5
-    """Seconds between two looks at which file the path leads to."""
+    """Seconds between two checks that the path still names the open file."""
     fork_timeout: float = 5.0
     """Seconds that a fork waits for transactions of other threads."""
 
@@ -367,7 +367,7 @@ class WriteConnection:
         )
 
     def ready(self, timeout: float) -> sqlite3.Connection:
-        """The connection, opened anew when the old one is spent or the file another one."""
+        """The connection, reopened if it was dropped or the path names another file now."""
         watch = self._watch
         if monotonic() >= watch.next_at:
             watch.look()

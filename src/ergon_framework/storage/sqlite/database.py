@@ -94,7 +94,7 @@ def acquire(path: Path, connect: Connect, limits: SqliteLimits) -> OpenFile:
 
 
 def release(file: OpenFile, connect: Connect) -> None:
-    """One user less; the last one closes the file."""
+    """Count one user less; the last one closes the file."""
     with _lock:
         file.users -= 1
         if file.users:

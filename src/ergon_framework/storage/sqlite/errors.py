@@ -49,12 +49,12 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 
 def is_full(error: sqlite3.Error) -> bool:
-    """Whether there is no room left."""
+    """Whether the disk is full."""
     return _codes(error)[0] == sqlite3.SQLITE_FULL
 
 
 def is_write_failure(error: sqlite3.Error) -> bool:
-    """Whether something could not be written, for want of room, of permission or of a disk."""
+    """Whether a write failed: disk full, no permission, or an I/O error."""
     primary, extended = _codes(error)
     return primary in _UNWRITABLE or extended in _WRITING
 

@@ -59,12 +59,12 @@ class MemoryConsumers:
             return [_given(state, state.consumers[name]) for name in sorted(state.consumers)]
 
     def consumer(self, name: str) -> ConsumerInfo:
-        """One of them; ``BoundaryNotFoundError`` when there is none."""
+        """The consumer of this name. ``BoundaryNotFoundError`` if there is none."""
         with self._database.step() as state:
             return _given(state, state.consumer(name))
 
     def delete_consumer(self, name: str) -> None:
-        """Forget it and its quarantine; retention no longer waits for it."""
+        """Delete a consumer and its quarantine. Retention then no longer waits for it."""
         with self._database.step() as state:
             one = state.consumer(name)
             state.journal.append(

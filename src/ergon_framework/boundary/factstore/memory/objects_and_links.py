@@ -119,12 +119,12 @@ class MemoryLinks:
             return [state.links[peer] for peer in sorted(state.links)]
 
     def link(self, peer: str) -> Link:
-        """One of them, or a fresh one."""
+        """The link to this peer; a new one if none is stored."""
         with self._database.step() as state:
             return state.links.get(peer, Link(peer))
 
     def seal(self, peer: str, reason: str) -> Link:
-        """Shut the link (``""``: all of them) until it is opened; sealing twice is fine."""
+        """Seal the link (``""``: all links) until it is opened. May be called twice."""
         with self._database.step() as state:
             self._note(state, "seal", f"{peer or 'all links'}: {reason}")
             link = state.links.get(peer, Link(peer))

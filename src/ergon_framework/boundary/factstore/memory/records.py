@@ -60,14 +60,14 @@ class MemoryFactRecords:
                 _LOADS[type(copy)](state, copy)
 
     def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
-        """Take records of one kind out; those that are not there are fine."""
+        """Delete records of one kind, those of them that are there."""
         with self._database.step() as state:
             self._check(fence)
             for copy in records:
                 _DISCARDS[type(copy)](state, copy)
 
     def move_state(self) -> bytes | None:
-        """What was written down about a move into this store."""
+        """The state of a move into this store, as last written."""
         with self._database.step():
             return self._mark
 

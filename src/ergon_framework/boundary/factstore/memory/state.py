@@ -246,7 +246,7 @@ class MemoryLog:
 
 
 def fitting(rows: Iterable[MemoryRow], limit: int, max_bytes: int) -> list[MemoryRow]:
-    """The first rows that fit into a page: always one, if there is one."""
+    """The first rows that fit into a page: at least one if there is any."""
     given: list[MemoryRow] = []
     size = 0
     for row in rows:

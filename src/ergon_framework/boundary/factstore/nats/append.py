@@ -16,7 +16,7 @@ MAX_REFERENCES_PER_COMMIT = 300
 
 
 class StreamPlacement:
-    """Facts that become messages of the stream, within one transaction."""
+    """Turns facts into messages of the stream within one transaction."""
 
     def __init__(
         self, transaction: StreamTransaction, now: float, known: Mapping[bytes, Known]

@@ -89,13 +89,13 @@ class NatsConsumers:
         return self._database.read(work)
 
     def consumer(self, name: str) -> ConsumerInfo:
-        """One of them; ``BoundaryNotFoundError`` when there is none."""
+        """The consumer of this name. ``BoundaryNotFoundError`` if there is none."""
         return self._database.read(
             lambda transaction: described(transaction, reader_named(transaction, name))
         )
 
     def delete_consumer(self, name: str) -> None:
-        """Forget it and its quarantine; retention no longer waits for it."""
+        """Delete a consumer and its quarantine. Retention then no longer waits for it."""
 
         def work(transaction: StreamTransaction) -> None:
             one = reader_named(transaction, name)

@@ -104,7 +104,7 @@ class FirstNames:
                 self._cut()
 
     def names(self) -> list[ObjectRecord]:
-        """Those that are left, in order."""
+        """The names that are kept, in order."""
         self._cut()
         return [name for _, name in sorted(self._kept.values(), key=lambda kept: kept[0])]
 
@@ -114,10 +114,10 @@ class FirstNames:
         return self.end is None or place < self.end
 
     def _cut(self) -> None:
-        """Leave out all but the first ones, and from now on whatever comes after them.
+        """Keep only the first names, and from now on none that sorts after them.
 
-        Should one of the first ones be taken away later, fewer are left: a name that was left out
-        might belong before one that comes by then.
+        If one of those is removed later, fewer are kept. It cannot be replaced: a name that was
+        dropped here may sort before the next one that comes.
         """
         if len(self._kept) > self._limit:
             ordered = sorted(self._kept.items(), key=lambda item: item[1][0])
@@ -347,11 +347,11 @@ class NatsLinks:
         return self._database.read(work)
 
     def link(self, peer: str) -> Link:
-        """One of them, or a fresh one."""
+        """The link to this peer; a new one if none is stored."""
         return self._database.read(lambda transaction: _link(transaction, peer))
 
     def seal(self, peer: str, reason: str) -> Link:
-        """Shut the link (``""``: all of them) until it is opened; sealing twice is fine."""
+        """Seal the link (``""``: all links) until it is opened. May be called twice."""
         return self._change(
             peer,
             "seal",

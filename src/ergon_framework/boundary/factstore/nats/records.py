@@ -71,13 +71,13 @@ def put(records: Sequence[TransferRecord], transaction: StreamTransaction) -> No
 
 
 def drop(records: Sequence[TransferRecord], transaction: StreamTransaction) -> None:
-    """Take records of one kind out; those that are not there are fine."""
+    """Delete records of one kind, those of them that are there."""
     for copy in records:
         _DISCARDS[type(copy)](transaction, copy)
 
 
 def refuse_log(copy: LogRecord, transaction: StreamTransaction) -> None:
-    """A log that is there must be an earlier state of the copy."""
+    """Refuse a log unless the store has none of that name, or an earlier state of it."""
     log_state = transaction.log_state(copy.log)
     if log_state is not None:
         refuse_other_log(copy, log_state.number, log_state.first)
@@ -307,7 +307,7 @@ class NatsFactRecords:
             self._in_parts(put, records)
 
     def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
-        """Take records of one kind out; those that are not there are fine."""
+        """Delete records of one kind, those of them that are there."""
         with self._database.guard.set(_check_of(fence)):
             self._in_parts(drop, records)
 

@@ -460,12 +460,12 @@ class Subjects:
         return f"{self.root}.log.{token(log)}.>"
 
     def facts(self, log: str, to_zone: str | None = None) -> str:
-        """Facts of a log, or those to one zone."""
+        """The subjects of the facts of a log, or of those to one zone."""
         zone = "*" if to_zone is None else token(to_zone)
         return f"{self.root}.log.{token(log)}.f.{zone}"
 
     def entry(self, log: str, to_zone: str) -> str:
-        """A fact or, without a zone that it goes to, a marker."""
+        """The subject of a fact or, if it goes to no zone, of a marker."""
         kind = "m" if to_zone == NOBODY else f"f.{token(to_zone)}"
         return f"{self.root}.log.{token(log)}.{kind}"
 
@@ -531,11 +531,11 @@ class Subjects:
         return f"{self.root}.bytes.{digest.hex()}.{token(bucket)}.{token(key)}"
 
     def names_of(self, digest: bytes) -> str:
-        """Whatever names stand for these bytes."""
+        """The subjects of all names of a blob."""
         return f"{self.root}.bytes.{digest.hex()}.*.*"
 
     def link(self, peer: str) -> str:
-        """A link to a peer."""
+        """The subject of a link to a peer."""
         return f"{self.root}.link.{token(peer) if peer else NOT_A_PEER}"
 
     def note(self, number: int) -> str:

@@ -131,7 +131,7 @@ class RecordCache:
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """Whether a subject is one of those that a pattern with ``*`` means."""
+    """Whether a subject matches a pattern with ``*``."""
     wanted, words = pattern.split("."), subject.split(".")
     return len(wanted) == len(words) and all(
         one in {"*", word} for one, word in zip(wanted, words, strict=True)
@@ -175,7 +175,7 @@ class StreamTransaction:
     # ---- records --------------------------------------------------------------------------------
 
     def get(self, kind: type[T], subject: str) -> T | None:
-        """One record."""
+        """The record at a subject, or None."""
         data = self._puts.get(subject)
         if data is None:
             self.fetch([subject])
@@ -192,7 +192,7 @@ class StreamTransaction:
         return {subject: decode(kind, data) for subject, data in every.items() if data}
 
     def fetch(self, subjects: Sequence[str]) -> None:
-        """Read records in one round trip that will be asked for one by one."""
+        """Read records in one round trip, which are then got one by one."""
         missing = [each for each in subjects if each not in self.memory.records]
         if missing:
             absent = set(missing) - set(self._read(missing))

@@ -64,7 +64,7 @@ def make_marked(url: str, zone: str, state: bytes) -> None:
 
 
 class StreamSetup:
-    """Whose stream it is, and how it stands."""
+    """Opens the stream of a zone: whose it is, its version, and how durable it is."""
 
     def __init__(self, url: str, zone: str, *, read_only: bool) -> None:
         address = address_of(url)
@@ -109,7 +109,7 @@ class StreamSetup:
             refuse_unsynced(durability_of(config, address.monitor), self.name)
 
     def standing(self) -> StreamState:
-        """How the stream stands; it must be there."""
+        """The state of the stream, which must exist."""
         standing = self.stream.state()
         if standing is None:
             raise StoreUnavailableError(

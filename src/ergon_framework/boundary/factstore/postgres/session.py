@@ -1,4 +1,4 @@
-"""Statements by name, run in one transaction on one connection."""
+"""Runs named statements in one transaction on one connection."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ class PostgresSession:
         self._connection.execute(statement.encode(), prepare=False)
 
     def one(self, statement: str, *values: Any) -> Row | None:
-        """The first row, if there is one."""
+        """The first row, or None."""
         return self.send(statement, *values).fetchone()
 
     def only(self, statement: str, *values: Any) -> Row:
-        """The row of something that is known to be there."""
+        """The row of a statement that always finds one."""
         [row] = self.send(statement, *values).fetchall()
         return row
 

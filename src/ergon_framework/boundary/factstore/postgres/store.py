@@ -321,7 +321,7 @@ class PostgresRecordEngine:
         self._database.write(lambda session: session.run("records.put_ids", *columns), "move")
 
     def load_facts(self, facts: Sequence[FactRecord]) -> None:
-        """Put facts at the ends of their logs, those left out that are there, in one commit."""
+        """Append copied facts to their logs in one commit, without those that are there already."""
         prepared = [prepare(copy.log, new_of(copy.fact)) for copy in facts]
         wanted = Lookup({copy.log for copy in facts}, [each.key for each in prepared])
 
@@ -336,7 +336,7 @@ class PostgresRecordEngine:
         self._database.write(work, "move")
 
     def log_was_placed(self, session: PostgresSession) -> None:
-        """The log's own row says so."""
+        """Nothing to do: other processes read the log's own row."""
 
     def freeze(self, place: str | None) -> None:
         """Refuse whatever changes facts and books, or let it in again."""

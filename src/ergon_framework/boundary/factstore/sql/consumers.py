@@ -121,11 +121,11 @@ class SqlConsumers:
         return self._database.read(work)
 
     def consumer(self, name: str) -> ConsumerInfo:
-        """One of them; ``BoundaryNotFoundError`` when there is none."""
+        """The consumer of this name. ``BoundaryNotFoundError`` if there is none."""
         return self._database.read(lambda session: with_lag(session, *reader_named(session, name)))
 
     def delete_consumer(self, name: str) -> None:
-        """Forget it and its quarantine; retention no longer waits for it."""
+        """Delete a consumer and its quarantine. Retention then no longer waits for it."""
 
         def work(session: SqlSession) -> None:
             info, _ = reader_named(session, name)

@@ -141,11 +141,11 @@ class SqlLinks:
         return [_link(row) for row in rows]
 
     def link(self, peer: str) -> Link:
-        """One of them, or a fresh one."""
+        """The link to this peer; a new one if none is stored."""
         return self._database.read(lambda session: link_to(session, peer))
 
     def seal(self, peer: str, reason: str) -> Link:
-        """Shut the link (``""``: all of them) until it is opened; sealing twice is fine."""
+        """Seal the link (``""``: all links) until it is opened. May be called twice."""
 
         def work(session: SqlSession) -> Link:
             link = page_plan.sealed(link_to(session, peer), reason, self._database.clock())

@@ -116,17 +116,17 @@ class RecordEngine(Protocol):
         """Write ids down that are not known yet, in one commit."""
 
     def load_facts(self, facts: Sequence[FactRecord]) -> None:
-        """Put facts at the ends of their logs, those left out that are there, in one commit."""
+        """Append copied facts to their logs in one commit, without those that are there already."""
 
     def log_was_placed(self, session: Any) -> None:
-        """Note, in the transaction, that a log goes on elsewhere."""
+        """Note, in the transaction, that the row of a log was set, if other processes cache it."""
 
     def freeze(self, place: str | None) -> None:
-        """Refuse whatever changes facts and books, or let it in again."""
+        """Refuse every write to the tables of the zone, or allow writes again."""
 
 
 class SqlFactRecords:
-    """The part of the store that is copied: all that it holds, as records."""
+    """Everything in the store as records: the part that a move copies."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class SqlFactRecords:
                 self._load_books(records)
 
     def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
-        """Take records of one kind out; those that are not there are fine."""
+        """Delete records of one kind, those of them that are there."""
 
         def work(session: SqlSession) -> None:
             for copy in records:
@@ -191,7 +191,7 @@ class SqlFactRecords:
         self._database.write(work, "move")
 
     def freeze(self, place: str | None, fence: Fence | None = None) -> None:
-        """Refuse whatever changes facts and books, or let it in again."""
+        """Refuse every write to the tables of the zone, or allow writes again."""
         with self._database.guard.set(_check_of(fence)):
             self._engine.freeze(place)
 

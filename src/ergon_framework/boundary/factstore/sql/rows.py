@@ -18,7 +18,7 @@ LAST = (1 << OFFSET_BITS) - 1
 
 @dataclass(slots=True)
 class LogRow:
-    """One log."""
+    """The row of one log."""
 
     id: int
     name: str

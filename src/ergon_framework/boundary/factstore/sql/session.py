@@ -32,7 +32,7 @@ class BatchLimits:
     dropped_facts: int = 2000
     """Facts whose payloads one commit drops. Appends pass between two commits."""
     aged_facts: int = 10_000
-    """Facts whose age one read looks at."""
+    """Facts whose age one read compares."""
     serve_attempts: int = 100
     """How often one call to serve a consumer reads the page anew, after each corrupted fact that
     was set aside and after each move of the consumer by another process."""
@@ -42,10 +42,10 @@ class SqlSession(Protocol):
     """The tables of one zone within one transaction. Statements go by ``file.name``."""
 
     def one(self, statement: str, *values: Any) -> Row | None:
-        """The first row, if there is one."""
+        """The first row, or None."""
 
     def only(self, statement: str, *values: Any) -> Row:
-        """The row of something that is known to be there."""
+        """The row of a statement that always finds one."""
 
     def all(self, statement: str, *values: Any) -> list[Row]:
         """Every row."""
@@ -129,11 +129,13 @@ class StoreIdentity:
         self._database = database
 
     def open(self, zone: str, *, read_only: bool) -> None:
-        """Look whose store it is; one that can be written is founded if there is none yet."""
+        """Check that the store is this zone's. A store opened for writing is created if it is
+        missing.
+        """
         self.info = self._meet(zone) if read_only else self._move_in(zone)
 
     def _meet(self, zone: str) -> StoreInfo:
-        """Look whose store it is, and change nothing."""
+        """Check that the store is this zone's, without writing."""
         found = self._database.read(lambda session: session.one("store.store"))
         if found is None:
             raise StoreSchemaError(

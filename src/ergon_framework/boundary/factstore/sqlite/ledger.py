@@ -441,7 +441,7 @@ class Compactor:
         return _Growth(target, Filter(target.bits), source)
 
     def _grow(self, cursor: SqliteSession, growth: _Growth) -> None:
-        """Write one part; after the last one the segment counts."""
+        """Write one part of a new segment. The segment is valid after its last part."""
         target, part = growth.target, growth.part
         if not cursor.execute(_SQL["grown"], (target.id, part)).rowcount:
             self._growth = None

@@ -31,12 +31,12 @@ class SqliteSession(sqlite3.Cursor):
     """The tables within one transaction, for statements by name and for others."""
 
     def one(self, statement: str, *values: Any) -> Row | None:
-        """The first row, if there is one."""
+        """The first row, or None."""
         row: Row | None = self.execute(_STATEMENTS[statement], values).fetchone()
         return row
 
     def only(self, statement: str, *values: Any) -> Row:
-        """The row of something that is known to be there."""
+        """The row of a statement that always finds one."""
         row: Row = self.execute(_STATEMENTS[statement], values).fetchone()
         return row
 

@@ -77,7 +77,7 @@ class SqliteRecordEngine:
         self._appender.write(work, "move")
 
     def load_facts(self, facts: Sequence[FactRecord]) -> None:
-        """Put facts at the ends of their logs, those left out that are there, in one commit."""
+        """Append copied facts to their logs in one commit, without those that are there already."""
         prepared = [prepare(copy.log, new_of(copy.fact)) for copy in facts]
 
         def work(session: SqliteSession) -> None:
@@ -89,11 +89,11 @@ class SqliteRecordEngine:
         self._appender.write(work, "move")
 
     def log_was_placed(self, session: SqliteSession) -> None:
-        """Note, in the transaction, that a log goes on elsewhere."""
+        """Count a change of the logs' rows. Other processes compare it with their cache."""
         session.run("logs.was_shortened")
 
     def freeze(self, place: str | None) -> None:
-        """Refuse whatever changes facts and books, or let it in again."""
+        """Refuse every write to the tables of the zone, or allow writes again."""
         tables = [f"ergon_boundary_{name}" for name in FROZEN_TABLES]
 
         def work(session: SqliteSession) -> None:

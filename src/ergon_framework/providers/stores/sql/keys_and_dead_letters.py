@@ -306,7 +306,7 @@ class DeadLetterTable:
 def add_letters(
     cursor: SqlCursor, database: ProviderDatabase, letters: Iterable[DeadLetter]
 ) -> None:
-    """Write those that are not there yet."""
+    """Insert the dead letters that are not stored yet."""
     rows: dict[str, Row] = {}
     for letter in letters:
         if letter.dead_letter_id not in rows:
