@@ -591,7 +591,7 @@ class App:
             return self._async_client
 
     def close(self) -> None:
-        """Let go of the stores, also for others who use them; the next use opens them again."""
+        """Close the stores, for all users in this process. The next use opens them again."""
         with self._lock:
             for provider in self._providers:
                 provider.close()
@@ -697,7 +697,7 @@ class App:
         )
 
     def _warn_of_earlier_jobs(self) -> None:
-        """Tell of jobs that this script stored before its settings named another store."""
+        """Warn of jobs that this script stored before its settings named another store."""
         from ergon_framework.app.earlier_store import earlier_store, warn_of_earlier_jobs
 
         own = {self._name or EXECUTOR}

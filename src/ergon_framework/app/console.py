@@ -33,7 +33,7 @@ _followed: list[logging.Handler] = []
 
 
 def follow(handler: logging.Handler) -> None:
-    """From here on lines look like those of this handler, for as long as it is in use."""
+    """Format lines of the terminal like this log handler, as long as it is in use."""
     _followed[:] = [handler]
 
 

@@ -61,7 +61,7 @@ class LetterStores:
     jobs: str
     letters: tuple[str, ...]  # never empty; a provider may have a store of its own
     options: str = ""
-    """By which the next command finds the same stores."""
+    """The options with which the next command finds the same stores."""
 
     def kinds(self) -> frozenset[LetterKind]:
         """The kinds of dead letters that the stores can hold. Without any store it is jobs: their
@@ -102,7 +102,7 @@ def _has_letters(url: str) -> bool:
 
 
 def letter_stores(config: Path | None, url: str | None) -> LetterStores:
-    """As the options or the settings say: the stores of providers, or else that of jobs."""
+    """The stores that options or settings name: those of providers, or else that of jobs."""
     from ergon_framework.app.jobs import setup_of
     from ergon_framework.app.settings import load_settings
     from ergon_framework.app.settings.stores import call_stores, options_again
@@ -226,7 +226,7 @@ Deal = Callable[..., LetterCounts]
 def apply_to_letters(
     where: LetterStores, do: Deal, wanted: LetterFilter, limit: int | None, *, is_dry: bool
 ) -> LetterCounts:
-    """Do it in every store, with at most so many letters."""
+    """Apply a change in every store, to at most ``limit`` letters in all."""
     if do is redrive and wanted.ids:
         _refuse_unsendable(where, wanted)  # in any of the stores, before one of them is changed
     tally = LetterCounts()
@@ -238,7 +238,7 @@ def apply_to_letters(
 
 
 def _refuse_unsendable(where: LetterStores, wanted: LetterFilter) -> None:
-    """It is an error to name a letter whose call cannot be made again."""
+    """Refuse named letters whose call cannot be made again."""
     from ergon_framework.ports.providerstore import LetterStatus
     from ergon_framework.providers.delivery.dead_letters import redrive_refusal
 
@@ -257,7 +257,7 @@ def _refuse_unsendable(where: LetterStores, wanted: LetterFilter) -> None:
 
 
 def refuse_settled(where: LetterStores, ids: Sequence[str]) -> None:
-    """Say what has become of named letters that are not waiting to be sent again."""
+    """Refuse named letters that are settled already, and say how."""
     from ergon_framework.ports.providerstore import LetterStatus
 
     listed = f"ergon dlq list{where.options}"

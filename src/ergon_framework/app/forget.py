@@ -155,7 +155,7 @@ class Forgotten:
         return not (jobs or self.schedules or self.objects_left)
 
     def document(self) -> dict[str, Any]:
-        """As programs read it."""
+        """The result as plain values, for ``--json``."""
         return {
             "jobs": self.jobs,
             "archived": self.archived,
@@ -365,7 +365,7 @@ def _tags_in(schedule: Schedule) -> Sequence[str]:
 
 
 def _is_bound(store: FullJobStore, job: Job) -> bool:
-    """Whether it is a step of a flow that goes on, which may ask for what it returned."""
+    """Whether the job is a step of a flow that still runs and may need its result."""
     if job.step is None:
         return False
     flow = flows_of(store).find(job.step.flow_id)
@@ -373,7 +373,7 @@ def _is_bound(store: FullJobStore, job: Job) -> bool:
 
 
 def _names(jobs: Iterable[Job]) -> set[str]:
-    """By what provider calls know the jobs that they were made in."""
+    """The ids and keys by which provider calls name the jobs that made them."""
     return {name for job in jobs for name in (job.id, job.correlation_id) if name}
 
 

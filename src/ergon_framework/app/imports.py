@@ -18,7 +18,7 @@ _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]
 
 
 def is_reference(text: str) -> bool:
-    """Whether it is written ``module:name``."""
+    """Whether a text has the form ``module:name``."""
     return _REFERENCE.fullmatch(text) is not None
 
 

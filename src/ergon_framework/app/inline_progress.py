@@ -39,7 +39,7 @@ class InlineProgress:
         self._next_at = 0.0
 
     def changed(self) -> None:
-        """Let the record be written soon: a handler has reported."""
+        """Have the record written soon, as a handler has reported."""
         self._is_told = True
         # No thread of a drain follows a virtual clock, so nobody else would write it.
         if current_clock() is not SYSTEM_CLOCK:
@@ -55,7 +55,7 @@ class InlineProgress:
             self._write()
 
     def end(self) -> None:
-        """Take the record away."""
+        """Remove the record."""
         self._is_told = False
         if not self._is_written:
             return

@@ -285,7 +285,7 @@ class InlineWorker:
         return None
 
     def _ended_outdated(self) -> int:
-        """End what has expired. What is to be archived stays: a worker writes it to the archive."""
+        """End expired jobs, except those to archive: a worker writes them to the archive."""
         if self._settings.archive is None:
             return self._store.prune(PRUNE_BATCH).outdated
         return self._store.prune(PRUNE_BATCH, purges=False).outdated
@@ -370,7 +370,7 @@ class InlineWorker:
         return [first, *mates[: size - 1]]
 
     def _run_group(self, group: Sequence[Claim]) -> list[Settlement]:
-        """One attempt of each, from their requests to their settlements."""
+        """Run one attempt of each job, from their requests to their settlements."""
         decode_claims(group, self._codec)
         hand_over(group, results_reader(self._store, MAX_ARGUMENTS))
         refused = [each for each in group if each.outcome is not None]
@@ -453,7 +453,7 @@ class InlineWorker:
         return settled
 
     def _leave_totals(self) -> None:
-        """Tell the store what was done, for ``/metrics`` of a server."""
+        """Add the counts of this run to the store, where ``/metrics`` of a server reads them."""
         try:
             self._totals.leave(self._store, self._store.now(), version())
         except StoreError as error:  # the jobs are settled, and the next drain tells it all
@@ -518,7 +518,7 @@ class InlineLeases:
                 self._invocations[each.job.id] = invocation
 
     def end(self) -> None:
-        """End the thread, unless a drain around this one has a job in hand."""
+        """End the thread, unless an outer drain still runs a job."""
         if self._leases.claims:
             return
         if self._thread is not None:
@@ -586,7 +586,7 @@ class InlineInvocation(Invocation):
         return self._heard_at + (self.heartbeat or 0.0) - self._clock.now()
 
     def report(self, fraction: float | None, message: str) -> None:
-        """Tell how far the job is."""
+        """Pass on a progress report of the handler."""
         self._heard_at = self._clock.now()
         self._told(ProgressReport(self.job_id, fraction, message))
 

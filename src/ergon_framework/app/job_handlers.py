@@ -90,7 +90,7 @@ class JobApp(Protocol):
 
     @property
     def async_client(self) -> async_job_client.AsyncJobClient:
-        """The same for event loops."""
+        """The client for event loops."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ class JobSetup:
         return replace(self, executors=executors)
 
     def with_version(self, version: str | None) -> JobSetup:
-        """The same for another version of the program; None leaves it as the settings say."""
+        """A copy for another version of the program; None keeps the version of the settings."""
         if version is None:
             return self
         changes = {"version": checked_version(version)}

@@ -117,7 +117,7 @@ _PREFIX = re.compile(rf"[0-9a-f]{{{MIN_PREFIX},31}}")
 
 
 class SpanRow(NamedTuple):
-    """One span in a tree; without a span, a parent that was not recorded."""
+    """A row of a printed trace: a span, or the place of a parent that was not recorded."""
 
     span: SpanRecord | None
     depth: int
@@ -147,11 +147,11 @@ class Trace:
 
     @property
     def seconds(self) -> float:
-        """From its first beginning to its last end."""
+        """Seconds from the first start of a span to the last end."""
         return max(span.ended_at for span in self.spans) - self.began_at
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, each span behind its parent."""
+        """The trace as plain values, each span after its parent."""
         return {
             "trace_id": self.trace_id,
             "began_at": self.began_at,
@@ -218,7 +218,7 @@ class Journals:
 
 @contextmanager
 def journals(config: Path | None, named: Sequence[str]) -> Iterator[Journals]:
-    """Those that are named, else the one of the settings, for reading."""
+    """Open journals for reading: the named ones, or else that of the settings."""
     paths = [Path(each.removeprefix(SQLITE)) for each in named] or [_own(config)]
     with ExitStack() as stack:
         opened = {}

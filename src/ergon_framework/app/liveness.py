@@ -41,12 +41,12 @@ class Snapshot:
 
     @property
     def is_live(self) -> bool:
-        """Whether it should be left alone; one that drains is alive."""
+        """Whether the process is live, and must not be killed. One that drains is live."""
         return self.state not in (LivenessState.STALLED, LivenessState.STOPPED)
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes work."""
+        """Whether the process takes work."""
         return self.state is LivenessState.HEALTHY
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Liveness:
         }
 
     def __call__(self, notice: Notice) -> None:
-        """Take note."""
+        """Note what the notice says about the process."""
         take = self._takers.get(notice.name)
         with self._lock:
             self._heard_by = self._now()

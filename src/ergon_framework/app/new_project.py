@@ -23,7 +23,7 @@ from ergon_framework.errors import ConfigurationError
 from ergon_framework.storage.failpoints import declare, failpoint
 
 SUFFIX = ".tmpl"
-"""Of templates: so that no tool takes them for code of this package."""
+"""The suffix of templates, so that no tool takes them for code of this package."""
 SOURCE = ".ergon.mk"
 """The file of a project that tells make where Ergon comes from on this machine."""
 MAX_NAME = 64

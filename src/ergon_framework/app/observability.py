@@ -65,7 +65,7 @@ def set_up_logging(level: str, format: str, root: logging.Logger | None = None) 
 
 
 def show_executors() -> None:
-    """Let what handlers print appear, unless the user's code has set up logging of its own."""
+    """Show what handlers print, unless the user's code has set up logging itself."""
     spoken = logging.getLogger("ergon.executors")
     if not logging.getLogger().handlers and not spoken.handlers:
         handler = logging.StreamHandler()

@@ -28,7 +28,7 @@ class RunOutcome:
     report: Report | None = None
     error: BaseException | None = None
     is_complete: bool = True
-    """Whether it ran to its end: then doing it again would repair nothing."""
+    """Whether the run came to its end, so that running it again would change nothing."""
 
     @property
     def leaves_threads(self) -> bool:

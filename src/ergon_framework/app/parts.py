@@ -34,7 +34,7 @@ class PartKind(StrEnum):
 
     @property
     def is_endless(self) -> bool:
-        """Whether it only ends when it is asked to; a task may come to its end."""
+        """Whether the part runs until it is stopped. A task may end by itself."""
         return self is not PartKind.TASK
 
 
@@ -44,7 +44,7 @@ _HOMES = frozenset({"data", "store", "objects"})
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something of the settings that runs in processes of its own."""
+    """A part of the settings that runs in its own processes."""
 
     kind: PartKind
     name: str
@@ -59,7 +59,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class PartRow:
-    """One line of what would run."""
+    """One line of the list of what would run."""
 
     kind: str
     name: str
@@ -205,7 +205,7 @@ def _script_zone_rows(settings: Settings) -> Iterator[PartRow]:
 
 
 def nothing_to_run(settings: Settings) -> SettingsError:
-    """For a file that describes nothing which could be started."""
+    """The error for settings that describe nothing to start."""
     return SettingsError(
         f"nothing to run: {without(settings, 'has nothing')}",
         remedy="describe a task, a zone with data, an executor or a server",

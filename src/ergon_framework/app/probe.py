@@ -44,7 +44,7 @@ class _Handler(BaseHTTPRequestHandler):
         return is_sound
 
     def do_GET(self) -> None:
-        """One of the two probes."""
+        """Answer ``/live`` or ``/ready``."""
         path = self.path.partition("?")[0]
         if path not in PATHS:
             self.send_error(HTTPStatus.NOT_FOUND, f"there is no {path!r}; ask /live or /ready")

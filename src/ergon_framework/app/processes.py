@@ -68,12 +68,12 @@ class ProcessChild:
         SYSTEM_CLOCK.spawn(f"ergon-waits-{self._worker}", wait)
 
     def send(self, number: int) -> None:
-        """Give it a signal."""
+        """Send a signal to the process."""
         with suppress(ProcessLookupError):
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it and everything it started, at once."""
+        """Kill the process and everything it started."""
         with suppress(ProcessLookupError, PermissionError):
             # The whole group: what the worker has started must not outlive it.
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -142,7 +142,7 @@ class Spawner:
         return child
 
     def close(self) -> None:
-        """Let go of the lifeline."""
+        """Close the lifeline."""
         os.close(self._lifeline)
         os.close(self._held)
 
@@ -165,7 +165,7 @@ class SupervisorLink:
         """Seconds an orphan has to finish what it is doing."""
 
     def watch(self, leave: Callable[[int], Any] = os._exit) -> None:
-        """End this process when the parent is gone, gracefully if that is possible."""
+        """Stop this process when its parent is gone, gracefully if possible."""
 
         def wait() -> None:
             with suppress(OSError):
@@ -178,15 +178,15 @@ class SupervisorLink:
         SYSTEM_CLOCK.spawn("ergon-lifeline", wait)
 
     def tell_beat(self, snapshot: Snapshot) -> None:
-        """Say how this worker is."""
+        """Send this worker's liveness to the supervisor."""
         self._tell({"kind": "beat", **snapshot.to_dict()})
 
     def tell_ready(self, told: str = "") -> None:
-        """Say that this process does its work from now on."""
+        """Tell the supervisor that this process is ready."""
         self._tell({"kind": "ready", "told": f"pid={os.getpid()} {told}".rstrip()})
 
     def tell_outcome(self, outcome: RunOutcome) -> None:
-        """Say how this worker ended; of long lists of ids, only the beginning."""
+        """Send the outcome of this worker to the supervisor, with long lists of ids cut."""
         document = outcome.to_dict()
         report = document["report"] or {}
         for name in ("stranded", "duplicates"):

@@ -119,7 +119,7 @@ class QuotaSettings(SettingsModel):
         return self
 
     def compiled(self) -> QuotaPolicy:
-        """As a provider takes it."""
+        """The settings as the object that a provider takes."""
         from ergon_framework.providers.quota import QuotaPolicy
 
         return QuotaPolicy(self.limit, self.window, self.period, self.tz, self.anchor, self.block)
@@ -141,7 +141,7 @@ class ProviderRetrySettings(SettingsModel):
         return self
 
     def compiled(self) -> RetryPolicy:
-        """As a provider takes it."""
+        """The settings as the object that a provider takes."""
         from ergon_framework.providers.retry import RetryPolicy
 
         return RetryPolicy(
@@ -161,7 +161,7 @@ class BreakerSettings(SettingsModel):
     store_timeout: Annotated[Positive, Field(ge=0.5)] = 0.5
 
     def compiled(self) -> CircuitBreaker | Literal[False]:
-        """As a provider takes it."""
+        """The settings as the object that a provider takes."""
         from ergon_framework.providers.circuit_breaker import CircuitBreaker
 
         if not self.enabled:
@@ -221,7 +221,9 @@ class ProviderSettings(Built):
     @model_validator(mode="before")
     @classmethod
     def _reveal(cls, data: Any) -> Any:
-        """Only options, and the store, may be secrets; the rest has types to be read by."""
+        """Reveal secrets, except in options and the store: the other fields are parsed by their
+        types.
+        """
         if not isinstance(data, Mapping):
             return data
         renamed = sorted(_RENAMED & data.keys())
@@ -248,7 +250,7 @@ class ProviderSettings(Built):
         return self
 
     def script_options(self) -> dict[str, Any]:
-        """Those of its options that ``app.provider`` takes; the others are those of the class."""
+        """The options that ``app.provider`` takes. The others belong to the provider class."""
         known = ScriptOptions.model_fields.keys()
         own = {name: revealed(item) for name, item in self.options.items() if name in known}
         return ScriptOptions.model_validate(own).model_dump(exclude_unset=True)

@@ -42,9 +42,9 @@ class ReloadTiming:
     """Without a change, after one: an editor, or git, writes several files."""
     settle_at_most: float = 3.0
     grace: float = 10.0
-    """For work in flight, before the program is asked to stop at once."""
+    """Seconds for work in flight, before the program is asked to stop at once."""
     kill_after: float = 6.0
-    """From then to its end by force."""
+    """Seconds from then until the program is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def file_states(roots: Sequence[Path]) -> FileStates:
 
 
 def changed_files(before: FileStates, now: FileStates) -> list[Path]:
-    """Those that were written, made or removed, by name."""
+    """The names of files that were changed, added or removed."""
     both = {**before, **now}
     return sorted(path for path in both if before.get(path) != now.get(path))
 
@@ -219,7 +219,7 @@ class Reloader:
                 self._process.send_signal(number)
 
     def _kill(self) -> None:
-        """End the program and everything it started."""
+        """Kill the program and everything it started."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -229,7 +229,7 @@ class Reloader:
 
 
 def end_with(lifeline: int) -> None:
-    """Let this process stop when the one that started it is gone."""
+    """Stop this process when the one that started it is gone."""
     SupervisorLink(f"{lifeline}:{lifeline}").watch()
 
 

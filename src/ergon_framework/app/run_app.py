@@ -53,7 +53,7 @@ MAX_FETCHES = 1_000_000
 
 
 class AppPart(Protocol):
-    """Something that runs until it is done or asked to stop."""
+    """A part of an App that runs until it is done or asked to stop."""
 
     @property
     def name(self) -> str:
@@ -68,7 +68,7 @@ class AppPart(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of what it kept from one run to the next; it is not run again."""
+        """Release what the part keeps between runs. It is not run again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class WorkerPart:
             worker.stop(now=count > 1)
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Nothing to close."""
 
 
 class ConsumerPart:
@@ -234,7 +234,7 @@ class ZonePart:
         node.wait()
 
     def stop(self, count: int) -> None:
-        """Let what runs end."""
+        """Stop, and let what runs finish."""
         with self._lock:
             self._stopped.set()
             node = self._node
@@ -242,7 +242,7 @@ class ZonePart:
             node.stop(0)
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Nothing to close."""
 
 
 def consumer_wiring(

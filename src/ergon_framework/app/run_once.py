@@ -183,7 +183,7 @@ def _look_up_method(task: Any, wiring: Wiring) -> Callable[[str], Any]:
 
 
 def _is_json(value: object) -> bool:
-    """Whether it can be printed as JSON that every program can read."""
+    """Whether a value can be printed as strict JSON."""
     try:
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError):

@@ -318,7 +318,7 @@ def describe_wiring(wiring: Wiring) -> dict[str, Any]:
 
 
 def _without_extra(table: dict[str, Any]) -> dict[str, Any]:
-    """Of the arguments of each fetch only the names: they are options, too."""
+    """Replace the arguments of each fetch by their names only, as the values may be secrets."""
     fetch = table.get("steps", {}).get("fetch", {})
     if "extra" in fetch:
         fetch["extra"] = sorted(fetch["extra"])

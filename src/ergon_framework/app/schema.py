@@ -47,7 +47,7 @@ class Tables(Protocol):
 
 @dataclass(frozen=True)
 class CallTables:
-    """Those of provider calls, on SQLite or PostgreSQL."""
+    """The tables of provider calls, on SQLite or PostgreSQL."""
 
     url: str = field(repr=False)
     part: str = "providers"
@@ -89,7 +89,7 @@ class CallTables:
 
 @dataclass(frozen=True)
 class FileJobTables:
-    """Those of jobs in an SQLite file, which every program that opens it brings up to date."""
+    """The tables of jobs in an SQLite file. Every program that opens the file migrates them."""
 
     file: Path
     part: str = "jobs"
@@ -130,7 +130,7 @@ class FileJobTables:
 
 @dataclass(frozen=True)
 class ServerTables:
-    """Those of jobs or of one zone in a PostgreSQL database."""
+    """The tables of jobs or of one zone in a PostgreSQL database."""
 
     part: str
     url: str = field(repr=False)

@@ -128,7 +128,7 @@ class StopSignals:
         self._stop(self.count)
 
     def force(self, number: int) -> None:
-        """End the process now, with the exit code of that signal."""
+        """End the process at once, with the exit code of the signal."""
         say(self._last_words)
         self._leave(of_signal(number))
 
@@ -138,9 +138,9 @@ class ShutdownTimeouts:
     """How long the end of a run may take, in seconds."""
 
     force: float = FORCE_AFTER
-    """From the second signal to the end of the process."""
+    """Seconds from the second signal to the end of the process."""
     loop_close: float = 1.0
-    """For closing the event loop, which waits for every thread of ``asyncio.to_thread``."""
+    """Seconds to close the event loop, which waits for every thread of ``asyncio.to_thread``."""
 
 
 class Shutdown:

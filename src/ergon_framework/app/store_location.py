@@ -37,7 +37,7 @@ class StoreLocation:
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is the folder that a zone lives in."""
+        """Whether the location is the data folder of a zone."""
         return "://" not in self.given
 
     @property
@@ -47,7 +47,7 @@ class StoreLocation:
 
     @property
     def is_database(self) -> bool:
-        """Whether it can keep provider calls."""
+        """Whether provider calls can be stored there."""
         return self.url.partition("://")[0].lower().partition("+")[0] in _DATABASES
 
     @property
@@ -63,7 +63,7 @@ class StoreLocation:
 
     @property
     def name(self) -> str:
-        """What it is known by, and how a command may name it: all but what is secret."""
+        """The name of the location in messages and commands, without secrets."""
         if self.called:
             return self.called
         if self.file is not None:

@@ -30,15 +30,15 @@ class Child(Protocol):
     """A process under supervision."""
 
     def send(self, number: int) -> None:
-        """Give it a signal."""
+        """Send a signal to the process."""
 
     def kill(self) -> None:
-        """End it and everything it started, at once."""
+        """Kill the process and everything it started."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One place that a process fills, and is started for again when it dies."""
+    """A process that the supervisor keeps running: started again when it dies."""
 
     name: str
     target: str = ""
@@ -51,11 +51,11 @@ class ProcessSpec:
     stop_rank: int = 0
     """Lower ones are stopped first, and are over before the next."""
     is_endless: bool = False
-    """Whether it only ends when it is asked to, so that any other end is a death."""
+    """Whether the process runs until it is stopped, so that any other end is a crash."""
 
 
 def worker_specs(workers: int) -> list[ProcessSpec]:
-    """So many workers that do the same."""
+    """The specifications of ``workers`` equal workers."""
     return [ProcessSpec(f"worker {n}", number=n, of=workers) for n in range(workers)]
 
 
@@ -103,7 +103,7 @@ def next_to_start(slots: Sequence[Slot], *, is_late: bool) -> list[Slot]:
 
 
 def next_to_stop(slots: Sequence[Slot]) -> list[Slot]:
-    """Those of the lowest rank that still runs, if they were not asked yet."""
+    """The slots of the lowest rank that still runs, unless they were asked to stop already."""
     running = [slot for slot in slots if slot.child is not None]
     # The other way round at the end: what others need stops last.
     rank = min((slot.post.stop_rank for slot in running), default=0)

@@ -61,13 +61,13 @@ SECTIONS = {"webhooks": Section(Webhooks, has_secrets=True)}
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """One receiver, and the connector that it puts deliveries into."""
+    """A receiver of webhooks, and the connector into which it puts their deliveries."""
 
     receiver: WebhookReceiver
     target: Any
 
     async def aclose(self) -> None:
-        """Let go of the target, in the loop it was used in."""
+        """Close the target, in the loop in which it was used."""
         with suppress(Exception):  # nothing is in hand: what was answered is stored
             if callable(close := getattr(self.target, "aclose", None)):
                 await close()

@@ -55,12 +55,12 @@ class TaskKind:
 
     @property
     def consumes(self) -> bool:
-        """Whether it reads a connector."""
+        """Whether the task reads from a connector."""
         return self.role in (Role.CONSUMER, Role.HYBRID)
 
     @property
     def produces(self) -> bool:
-        """Whether it has the producer's hooks."""
+        """Whether the task has the hooks of a producer."""
         return self.role in (Role.PRODUCER, Role.HYBRID)
 
 
@@ -158,7 +158,7 @@ def _check_hooks(task: Any, mixin: Any, step: str, handlers: str, *, is_async: b
 
 
 def accepts(function: Callable[..., Any], count: int) -> bool:
-    """Whether it can be called with so many positional arguments."""
+    """Whether a function can be called with ``count`` positional arguments."""
     try:
         inspect.signature(function).bind(*[None] * count)
     except TypeError:
@@ -343,7 +343,7 @@ class Wiring:
                     )
 
     def specimen(self) -> Any:
-        """Something to look for hooks in: the task that exists, or a stand-in of its class."""
+        """An object to look up hooks on: the task if it exists, or a stand-in of its class."""
         return prototype(self.task) if isinstance(self.task, type) else self.task
 
     def execute(self, task: BaseTask) -> Any:

@@ -145,7 +145,7 @@ SECTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class ZoneSetup:
-    """One zone, its paths resolved and its peers checked."""
+    """The settings of one zone, with resolved paths and checked peers."""
 
     name: str
     settings: ZoneSettings

@@ -85,7 +85,7 @@ class Anchor:
 
     @property
     def now(self) -> Heads:
-        """What it says."""
+        """The heads that the anchor holds."""
         return self._now
 
     def lost(self, epoch: str, heads: Mapping[str, int]) -> str:
@@ -93,7 +93,7 @@ class Anchor:
         return self._now.lost(epoch, heads)
 
     def begin(self, epoch: str, heads: Mapping[str, int]) -> None:
-        """From now on it is that store's."""
+        """Make this the anchor of another store, or of a new epoch."""
         with self._lock:
             self._write(epoch, dict(heads))
             # Synced at once: without an epoch on disk, nothing that follows could be recognised.

@@ -30,23 +30,23 @@ class ArgumentRule:
 
     @property
     def or_none(self) -> ArgumentRule:
-        """The same, or nothing at all."""
+        """The same rule, which also accepts None."""
         return ArgumentRule(lambda value: value is None or self.is_met(value), self.remedy)
 
 
 def check_given(given: Mapping[str, Any], demands: Mapping[str, ArgumentRule]) -> None:
-    """Look at all that was given."""
+    """Check the arguments of a call against their rules."""
     for name, value in given.items():
         demands[name].check(name, value)
 
 
 def of(kind: type, remedy: str) -> ArgumentRule:
-    """One of a class."""
+    """An instance of a class."""
     return ArgumentRule(lambda value: isinstance(value, kind), remedy)
 
 
 def one_of(*words: str) -> ArgumentRule:
-    """One of a few words."""
+    """One of the given words."""
     return ArgumentRule(
         lambda value: isinstance(value, str) and value in words, f"write {' or '.join(words)}"
     )
@@ -59,7 +59,7 @@ def _is_number(value: object, least: float) -> bool:
 
 
 def is_list(value: object) -> bool:
-    """Whether it has parts in an order, and is no text, which would be taken for its letters."""
+    """Whether a value is a sequence other than text, which would be read letter by letter."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 

@@ -220,7 +220,7 @@ def _copy_objects(
 
 
 def _share(source: Path, target: Path) -> None:
-    """Give the bytes a second name; where that is impossible they are copied afterwards."""
+    """Make a hard link to the bytes. Where that is impossible, they are copied afterwards."""
     make_folder(target.parent, parents=True)
     with contextlib.suppress(OSError):  # another disk, too many links, no links at all, or no file
         os.link(source, target)

@@ -190,7 +190,7 @@ class DataFolder:
         self._leave()
 
     def close(self) -> None:
-        """Let go of it. Closing twice is fine."""
+        """Release the folder. May be called twice."""
         if self._descriptor >= 0:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for children that have it too
         self._leave()
@@ -218,9 +218,9 @@ class ListeningNode(msgspec.Struct, frozen=True, omit_defaults=True):
 
     url: str
     token: str = ""
-    """What it wants to see of its callers; empty when certificates or nothing is asked for."""
+    """The token that callers must send; empty if the node asks for certificates, or for nothing."""
     is_guest: bool = False
-    """Whether it leaves as soon as another node waits for the folder."""
+    """Whether the node stops as soon as another node waits for the folder."""
     zone: str = ""
     """Whose facts it takes; empty when an earlier version wrote it without this field."""
 
@@ -241,7 +241,7 @@ def announce(folder: Path, node: ListeningNode) -> None:
 
 
 def withdraw(folder: Path) -> None:
-    """Take it back; nothing happens when nothing was announced."""
+    """Withdraw the announcement, if there is one."""
     with contextlib.suppress(OSError):
         (folder / ADDRESS).unlink()
 

@@ -37,7 +37,7 @@ def run_maintenance(
     is_thorough: bool = False,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> MaintenanceResult:
-    """One round; a thorough one also looks for bytes that have no name at all."""
+    """Run one round. A thorough one also removes blobs without any name."""
     zone.tell_new_epoch()
     facts, lost = truncate(zone)
     if isinstance(zone.objects, SharedObjectStore):

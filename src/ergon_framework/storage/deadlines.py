@@ -86,7 +86,7 @@ _MAX_IDLE_CHECKS = 40  # without anything to watch, before the thread ends
 
 
 class HasSocket(Protocol):
-    """As much of a connection as the watchdog needs."""
+    """The part of a connection that the watchdog uses."""
 
     def fileno(self) -> int:
         """The descriptor of its socket."""
@@ -180,7 +180,7 @@ class SocketWatchdog:
 
 
 def _shut(connection: HasSocket) -> None:
-    """End both directions. The descriptor stays with its owner, who sees the end and closes it."""
+    """Shut down both directions of the socket. Its owner sees the end and closes the descriptor."""
     with suppress(Exception):  # it ended by itself a moment ago
         # By the descriptor, past the driver: its objects are in use by the thread that is stuck.
         one = socket.socket(fileno=connection.fileno())

@@ -224,7 +224,7 @@ async def _borrow_async(given: Any) -> _AsyncBorrowed:
 
 
 async def _begin(borrowed: _AsyncBorrowed) -> None:
-    """Let SQLAlchemy know of the transaction: it commits only what it has begun itself."""
+    """Let SQLAlchemy begin the transaction, as it commits only what it has begun itself."""
     import psycopg
 
     if borrowed.alchemy is None:
@@ -248,7 +248,7 @@ class _Notice:
         }
 
     def error_field(self, field: int) -> bytes | None:
-        """As the result had it."""
+        """The error field as the server sent it."""
         return self._fields[field]
 
 

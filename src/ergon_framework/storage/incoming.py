@@ -139,7 +139,7 @@ def _marked(path: Path) -> MoveState | None:
 
 
 def _beside(file: Path) -> Path:
-    """The same for each name of the file: it may be opened by a link to it or to its folder."""
+    """The path of the note, with links resolved: the file may be opened through a link."""
     real = file.resolve()
     return real.with_name(real.name + SUFFIX)
 

@@ -23,7 +23,7 @@ class LocalSubscription:
             return is_notified
 
     def wake(self) -> None:
-        """Let the waiter of this subscription go on."""
+        """Wake the waiter of this subscription."""
         with self._changed:
             self._is_notified = True
             self._changed.notify_all()

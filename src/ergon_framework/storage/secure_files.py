@@ -90,7 +90,7 @@ class Folder:
 
     @classmethod
     def ensure_private(cls, path: Path) -> Folder:
-        """The same, inside a folder that others write to: always private to this user."""
+        """Like ``ensure``, for a folder inside one that others may write to: private to us."""
         make_folder(path)
         return cls._checked(path, is_private=True)
 
@@ -186,7 +186,7 @@ class Folder:
         return os.stat(name, dir_fd=self._fd, follow_symlinks=False)
 
     def replace(self, name: str, target: str) -> None:
-        """Give a file in it another name, in place of what has that name."""
+        """Rename a file in the folder, replacing a file of the new name."""
         os.replace(name, target, src_dir_fd=self._fd, dst_dir_fd=self._fd)
 
     def unlink(self, name: str) -> None:
@@ -224,11 +224,11 @@ class Folder:
         return fd
 
     def give_to(self, path: Path) -> None:
-        """Give a folder that root made to the owner of ``path``."""
+        """Change the owner of a folder that root created to the owner of ``path``."""
         give_to(self._fd, path)
 
     def close(self) -> None:
-        """Let go of it. Closing twice is fine."""
+        """Close the folder. May be called twice."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -266,7 +266,7 @@ def make_folder(path: Path, *, parents: bool = False) -> bool:
 
 
 def refuse_foreign_link(path: Path) -> None:
-    """Let an operator's own link lead to a file, but not one that anybody could have made."""
+    """Refuse a symbolic link that another user could have made. An operator's own link is fine."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         found = path.lstat()
         if stat.S_ISLNK(found.st_mode):
@@ -312,7 +312,7 @@ def tighten_database(path: Path) -> None:
 
 
 def give_to(fd: int, path: Path) -> None:
-    """Give a file made by root to the owner of ``path``, as SQLite does with its own files."""
+    """Change the owner of a file that root created to the owner of ``path``, as SQLite does."""
     if os.geteuid() == 0:
         with contextlib.suppress(OSError):
             owner = path.stat()
@@ -401,7 +401,9 @@ def _refuse_foreign(found: os.stat_result, folder: os.stat_result, path: Path) -
 
 
 def _refuse_planted(found: os.stat_result, folder: os.stat_result, path: Path) -> None:
-    """In a folder of ours: it may have been open to everybody once, and was filled then."""
+    """Refuse a file of another user in a folder of ours: the folder may have been open to everybody
+    once.
+    """
     is_known = found.st_uid in (os.geteuid(), 0, folder.st_uid)
     if not is_known and not _is_for_group(found, folder):
         raise UnsafeFileError(

@@ -49,7 +49,7 @@ class ServerClock:
         self._lock = threading.Lock()
 
     def _begin(self, now: float) -> None:
-        """Let a thread ask. One at a time: the lock is let go when it was answered."""
+        """Ask the server in a thread, one at a time: the thread releases the lock."""
         if not self._lock.acquire(blocking=False):
             return
         self._asked_at = now
@@ -77,7 +77,9 @@ MAX_CLOCK_SKEW = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One of them; with a remedy it is worth knowing, and when it is grave, work may be lost."""
+    """A finding about a server. With a remedy it is worth knowing; if it is grave, work may be
+    lost.
+    """
 
     what: str
     found: str
@@ -98,7 +100,7 @@ def latency(ask: Callable[[], object]) -> Observation:
 
 
 def skew(theirs: float, asked_at: float, answered_at: float) -> Observation:
-    """By how much the server's clock differs from ours."""
+    """The difference between the server's clock and ours."""
     difference = theirs - (asked_at + answered_at) / 2
     # A difference smaller than the time that the answer took may be nothing but that time.
     if abs(difference) < max(MAX_CLOCK_SKEW, answered_at - asked_at):

@@ -60,7 +60,7 @@ def within(check: str, look: Callable[[], Finding], timeout: float) -> Finding:
 def all_within(
     check: str, look: Callable[[], Sequence[Finding]], timeout: float
 ) -> Sequence[Finding]:
-    """The same for a look that finds several things."""
+    """Like ``within``, for a check that gives several findings."""
     try:
         return run_with_timeout(look, timeout)
     except TimeoutError:

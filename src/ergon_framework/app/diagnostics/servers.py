@@ -363,7 +363,9 @@ def _judged(is_tried: bool, health: Any) -> tuple[FindingStatus, str, str]:
 
 
 def _visit(part: Any) -> tuple[bool, Any]:
-    """Whether there was anything to try, and what its health is; it is closed again."""
+    """Open a part, ask for its health and close it; returns whether it can be tried, and the
+    health.
+    """
     opening, health, closing = (offered(part, names) for names in (_OPEN, _HEALTH, _CLOSE))
     with asyncio.Runner() as runner:
 

@@ -167,7 +167,7 @@ def _elsewhere(asked: Question) -> Iterator[str]:
 
 
 def status_of(entries: Sequence[JournalEntry]) -> str:
-    """How it stood when it was last heard of."""
+    """The status by its last entry in the journal."""
     last = entries[-1]
     if last.name == "transaction.ended":
         return str(last.fields.get("ending", "ended"))

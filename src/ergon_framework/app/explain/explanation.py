@@ -67,7 +67,7 @@ class Explanation(msgspec.Struct, frozen=True):
         return f"{self.kind.capitalize()} {self.id}{whose} {self.standing}."
 
     def view(self) -> dict[str, Any]:
-        """As programs get it."""
+        """The explanation as plain values, for ``--json``."""
         view = {"kind": self.kind, "id": self.id, "status": self.status, "why": self.why}
         more = {"as_of": self.as_of, "tenant": self.tenant}
         return view | {name: value for name, value in more.items() if value is not None}

@@ -40,11 +40,11 @@ class Site(NamedTuple):
     quarantine: list[Shape]
     gaps: list[Shape]
     lookup: Callable[[str, str, str], Shape]
-    """Of a zone, a message and a log; ``BoundaryNotFoundError`` when it is not there."""
+    """Looks a message up in a log of a zone; ``BoundaryNotFoundError`` if it is not there."""
     fact: Callable[[str, int], StoredFact | None]
     """What lies at an offset of a log, where that can be seen."""
     options: str
-    """By which a command finds the zone's node."""
+    """The options with which a command finds the zone's node."""
 
 
 class FactStatus(NamedTuple):

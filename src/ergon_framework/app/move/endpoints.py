@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 declare("move.target.made")
 
 _TABLES = {"ergon_jobs": "jobs", "provider_dead_letters": "provider calls"}
-"""By which tables a file is known to keep something beside facts."""
+"""The tables by which a file is known to hold more than facts, and what they hold."""
 
 
 def zones_at(place: StoreLocation) -> list[str]:
@@ -496,7 +496,9 @@ def first_state(identity: str, birth: str = "", program: ProgramMove | None = No
 
 
 def _forget(target: RecordStore, first: bytes) -> None:
-    """Leave a store that this run has made empty and open, if the move was refused."""
+    """Reset a store that this run has created, after the move was refused: it stays empty and
+    usable.
+    """
     with suppress(StoreError):  # why the move was refused is what is told
         if target.move_state() == first:
             target.set_move_state(None, Fence(first))

@@ -65,7 +65,7 @@ class Exporting:
     is_forced: bool = False
     """Whether a store on a server is read although workers use it."""
     version: str = ""
-    """Of Ergon, for the header."""
+    """The version of Ergon, for the header."""
     allows_lost: bool = False
     """Whether jobs are written whose payload objects are missing or damaged."""
 
@@ -83,10 +83,12 @@ class Output(Protocol):
     """Where lines go."""
 
     def begin(self) -> None:
-        """Begin, or begin anew; ``StoreError`` when what was written cannot be taken back."""
+        """Start writing, or start over. ``StoreError`` if lines written before cannot be taken
+        back.
+        """
 
     def write(self, data: bytes) -> object:
-        """Take some lines."""
+        """Write some lines."""
 
 
 @dataclass(frozen=True)
@@ -328,7 +330,7 @@ class FileOutput:
 
     @property
     def folder(self) -> Path:
-        """Where it will be."""
+        """The folder in which the file will be."""
         return self.path.parent
 
     def begin(self) -> None:
@@ -344,13 +346,13 @@ class FileOutput:
             self._file = self._stack.enter_context(os.fdopen(descriptor, "wb"))
 
     def write(self, data: bytes) -> None:
-        """Take some lines."""
+        """Write some lines."""
         assert self._file is not None  # noqa: S101 - begin came before
         with self._explained():
             self._file.write(data)
 
     def commit(self) -> None:
-        """Give it its name, when all of it is on the disk."""
+        """Rename the finished file into place, once it is on disk."""
         assert self._file is not None  # noqa: S101 - begin came before
         with self._explained():
             self._file.flush()
@@ -407,10 +409,10 @@ class FileOutput:
 
 
 class ByteSink(Protocol):
-    """Something that takes bytes."""
+    """A binary stream to write to."""
 
     def write(self, data: bytes, /) -> int:
-        """Take all of them."""
+        """Write all of the bytes; returns how many."""
 
 
 class StreamOutput:
@@ -421,7 +423,7 @@ class StreamOutput:
         self._has_begun = False
 
     def begin(self) -> None:
-        """Begin; the second time is one too many."""
+        """Start writing. A stream cannot start over, so a second call is an error."""
         if self._has_begun:
             raise StoreError(
                 "something came into the store while it was exported, and what was written to the"

@@ -60,12 +60,12 @@ class FencedStore:
         return self._reader.dump(kind, after, limit)
 
     def load(self, records: Sequence[TransferRecord]) -> None:
-        """Put records of one kind in."""
+        """Write records of one kind."""
         with self.named():
             self.records.load(records, self.fence)
 
     def discard(self, records: Sequence[TransferRecord]) -> None:
-        """Take records of one kind out."""
+        """Delete records of one kind."""
         with self.named():
             self.records.discard(records, self.fence)
 
@@ -96,7 +96,7 @@ class FencedStore:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Say which store refuses an overtaken run."""
+        """Name the store in the error of an overtaken run."""
         try:
             yield
         except OvertakenMoveError as error:

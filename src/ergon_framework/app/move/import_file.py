@@ -199,7 +199,7 @@ class _CutOffFile:
         return cast("list[C]", list(islice(self._ids, limit)))
 
     def _all_ids(self) -> Iterator[FactIdRecord]:
-        """In order; of an id that both have, what the file says."""
+        """All ids in order. For an id that file and store both have, the record of the file."""
         listed = transfer.all_records(self._file, FactIdRecord)
         made = transfer.all_records(self._target, FactIdRecord)
         last = None

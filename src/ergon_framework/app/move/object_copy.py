@@ -54,7 +54,7 @@ def move(stores: ObjectStorePair, tell: Tell) -> Moved:
 
 
 def settle(stores: ObjectStorePair, moved: Moved, tell: Tell) -> None:
-    """Look for the bytes of every name once more; of those that came meanwhile, copy them."""
+    """Check the bytes of every name again, and copy those of names added meanwhile."""
     total, count = hashlib.sha256(), 0
     for name in all_records(stores.names, ObjectNameRecord):
         kept = name.object

@@ -39,7 +39,9 @@ from ergon_framework.ports.transfer import (
 
 FORMAT = "ergon-records"
 VERSION = 1
-"""Of the lines. What the fields of a part's records mean is told by its schema."""
+"""The version of the line format. What the fields of a record mean depends on the schema of its
+part.
+"""
 JOBS, FACTS, CALLS = "jobs", "facts", "provider calls"
 OBJECT_DATA = "object_data"
 CHUNK = 1 << 20
@@ -140,7 +142,7 @@ def schema_of(part: str) -> int | str:
 
 
 def line_of(copy: TransferRecord) -> bytes:
-    """One record as a line."""
+    """A record as a line of the file."""
     line = record_line(copy)
     # When it is written: a file that cannot be read again is no export.
     if len(line) > MAX_LINE:
@@ -483,15 +485,15 @@ class RecordFile:
         return None
 
     def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
-        """Not into a file."""
+        """Refused: a record file is only read."""
         raise TypeError(self.name)
 
     def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
-        """Not out of a file."""
+        """Refused: a record file is only read."""
         raise TypeError(self.name)
 
     def set_move_state(self, state: bytes | None, fence: Fence | None = None) -> None:
-        """Not in a file."""
+        """Refused: a record file is only read."""
         raise TypeError(self.name)
 
     def state(self) -> tuple[int, int]:
@@ -548,11 +550,11 @@ class FileObjects:
         self._file = file
 
     def open(self, digest: bytes) -> RecordFileDownload | None:
-        """Begin to give bytes out; None when they are not there."""
+        """A download of the bytes of a digest; None if they are not in the file."""
         return RecordFileDownload(self._file, digest) if digest in self._file.objects else None
 
     def stat(self, digest: bytes) -> Blob | None:
-        """Whether they are there, and how many."""
+        """The size of the bytes of a digest; None if they are not in the file."""
         kept = self._file.objects.get(digest)
         return None if kept is None else Blob(digest, kept.size)
 
@@ -578,10 +580,10 @@ class RecordFileDownload:
         return data[:most]
 
     def seek(self, offset: int) -> None:
-        """Go on from there."""
+        """Read on from an offset."""
         self._chunks, self._left = self._file.chunks(self._digest), b""
         while offset and (data := self.read(offset)):
             offset -= len(data)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""

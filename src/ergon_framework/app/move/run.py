@@ -46,7 +46,7 @@ class MoveReport:
 
 @dataclass
 class _Move:
-    """One move, its stores open."""
+    """One move, with its stores open."""
 
     asked: Asked
     parts: list[Transfer]
@@ -287,7 +287,7 @@ def _may_be_complete(move: _Move) -> bool:
 
 
 def _add_remedy(error: BaseException, left: str) -> None:
-    """Say what a move that failed has left behind, and how it goes on."""
+    """Add to an error what the failed move has left behind, and how to resume it."""
     if isinstance(error, StoreUnavailableError):
         error.remedy += f"; {left}, and the same command goes on from there"
 

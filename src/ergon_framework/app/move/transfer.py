@@ -204,7 +204,7 @@ class Transfer:
 
 
 def tell_now_and_then(tell: Tell, part: Transfer, doing: str, kind: str, count: int) -> None:
-    """Say how far it is, once a page."""
+    """Report progress once for each page of records."""
     if count % PAGE_SIZE == 1:
         total = part.totals.get(kind)
         is_beyond = total is not None and count > total  # it grew meanwhile
@@ -240,7 +240,7 @@ def shut(store: FencedStore, gone: Destination) -> None:
 
 
 def reopen(store: FencedStore) -> bool:
-    """Let a store be worked with again; whether it was shut."""
+    """Open a frozen store again; returns whether it was frozen."""
     state = store.state
     store.freeze(None)
     failpoint("move.part.thawed")
@@ -323,7 +323,7 @@ def _both(part: Transfer, kind: type[TransferRecord], tell: Tell) -> tuple[KindD
 
 @contextmanager
 def _damage_in(where: str) -> Iterator[None]:
-    """Say in which of the two stores something is damaged."""
+    """Name the store in the error of a damaged record."""
     try:
         yield
     except DataLossError as error:

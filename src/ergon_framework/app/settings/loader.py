@@ -284,7 +284,7 @@ def read_policies(source: SettingsSource) -> dict[str, NamedPolicy]:
 
 
 def apply_policies(source: SettingsSource, policies: Mapping[str, NamedPolicy]) -> None:
-    """Put the named policies beneath what each task says itself."""
+    """Merge the named policies into each task. What the task sets itself wins."""
     tasks = source.tables.get("tasks")
     for name, task in tasks.items() if isinstance(tasks, dict) else ():
         if not isinstance(task, dict):
@@ -368,7 +368,7 @@ def _check_there(source: SettingsSource, path: KeyPath, name: str) -> None:
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, key by key; what is said above counts."""
+    """Merge two tables key by key; values of ``above`` win."""
     both = {**below, **above}
     for key in below.keys() & above.keys():
         if isinstance(below[key], dict) and isinstance(above[key], dict):

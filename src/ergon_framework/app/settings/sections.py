@@ -119,7 +119,7 @@ class NamedPolicy(SettingsModel):
 
 
 class Built(SettingsModel, extra="allow"):
-    """Something built at start from the options beside its type."""
+    """An object that is built at start from its ``type`` and the options beside it."""
 
     @model_validator(mode="before")
     @classmethod

@@ -51,7 +51,7 @@ def line_of(lines: Mapping[KeyPath, int], path: KeyPath) -> int | None:
 
 
 class _Scan:
-    """One pass over a text that is known to be TOML."""
+    """One pass over a text that is valid TOML, to find the line of each key."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -179,7 +179,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: where it was written, under which key, and what to do."""
+    """A problem in the settings: file and line, key, and what to do."""
 
     place: Location
     key: str

@@ -70,7 +70,7 @@ class MemorySource:
             yield bytes(self._data[start : start + CHUNK])
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Nothing to close."""
 
 
 class PathSource:
@@ -100,7 +100,7 @@ class PathSource:
             yield from _pieces(file)
 
     def close(self) -> None:
-        """It is closed after each reading."""
+        """Nothing to close: the file is closed after each reading."""
 
 
 class FileSource:
@@ -124,7 +124,7 @@ class FileSource:
         yield from _pieces(self._file)
 
     def close(self) -> None:
-        """Let go of the copy; the file itself belongs to the caller."""
+        """Delete the temporary copy. The file itself belongs to the caller."""
         if self._copy is not None:
             self._copy.close()
 
@@ -267,7 +267,7 @@ def reference_of(value: Reference | Mapping[str, Any]) -> Reference:
 
 @dataclass(slots=True)
 class Receiving:
-    """One artifact on its way into a file."""
+    """Receives one artifact into a file."""
 
     reference: Reference
     file: IO[bytes]
@@ -311,7 +311,7 @@ class Receiving:
 def saving(
     reference: Reference, path: str | os.PathLike[str], rule: RetryRule, dice: Dice
 ) -> ClientEffects[Path]:
-    """Put an artifact where a path says, whole and verified, or not at all."""
+    """Save an artifact under a path, complete and verified, or not at all."""
     target = Path(path)
     file: IO[bytes] = yield Do(partial(_beside, target))
     try:

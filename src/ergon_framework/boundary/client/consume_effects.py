@@ -45,7 +45,7 @@ from ergon_framework.errors import (
 from ergon_framework.storage.failpoints import declare, failpoint
 
 MAX_BYTES = 4 << 20
-"""Of one page."""
+"""The most bytes in one page."""
 RELEASE_TIMEOUT = 5.0
 """Seconds that letting go of a name may take at most."""
 INTERRUPTS = (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit)
@@ -168,7 +168,7 @@ class ConsumerSession:
     def set_aside(
         self, offset: int, reason: str, message: str, attempts: int
     ) -> ClientEffects[None]:
-        """Put a fact into quarantine and pass it."""
+        """Quarantine a fact, and go on behind it."""
         self.standing.check()
         fields = {"offset": offset, "reason": reason, "message": message, "attempts": attempts}
         send = Send(ADMIN + "QuarantineFact", self._body(fields), self.timeout)
@@ -274,7 +274,7 @@ class ConsumeLoop:
         return self.report
 
     def release(self) -> ClientEffects[None]:
-        """Let go of the name once the run is over, if it is ours still."""
+        """Release the consumer's lease at the end of the run, if this holder still has it."""
         if self.session.standing.lost is None:
             if self.is_ended_by_handler:
                 yield from self.session.release_counted()
@@ -409,7 +409,7 @@ class ConsumeLoop:
     # ---- standing ----
 
     def _stay_holder(self) -> ClientEffects[None]:
-        """Do not begin with a fact when the name may be another's by now, nor confirm too late."""
+        """Renew the lease if needed; raise if another holder may have it by now."""
         standing, now = self.session.standing, (yield Now())
         standing.check()
         third = self.session.lease / 3

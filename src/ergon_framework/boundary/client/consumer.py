@@ -99,11 +99,13 @@ class FactConsumerOptions(TlsOptions, total=False):
     limit: int
     """Facts in one page."""
     max_attempts: float
-    """At one fact, before it is set aside; a whole number, or ``math.inf``."""
+    """Attempts at one fact before it is quarantined: a whole number, or ``math.inf``."""
     backoff: Backoff
     """Between them."""
     retry: RetryRule
-    """For calls; by default the producer's schedule, and in a run retries without end."""
+    """The retry rule of calls: by default the producer's; within ``run``, calls are retried without
+    end.
+    """
     timeout: float
     """Seconds for a whole call with all its attempts, beyond what a fetch waits for facts."""
     expected_zone: str | None
@@ -180,7 +182,7 @@ class ConsumerBase:
 
     @property
     def max_attempts(self) -> int:
-        """At one fact, before it is set aside."""
+        """Attempts at one fact before it is quarantined."""
         return int(min(self._options.get("max_attempts", 5), NO_END))
 
     def new_run(
@@ -298,7 +300,7 @@ class Consumer(ConsumerBase):
             clock.leave_time()
 
     def stop(self) -> None:
-        """End a run: what is being handled is finished and confirmed. Any thread may call."""
+        """Stop a run. Facts being handled are finished and confirmed. Any thread may call."""
         self._stopping.set()
         if self._running is not None:
             self._running.wake()
@@ -331,19 +333,19 @@ class Consumer(ConsumerBase):
         return self._run(getting(reference_of(reference), self.rule, self.dice))
 
     def open_object(self, reference: Reference | Mapping[str, Any]) -> IO[bytes]:
-        """The same as a temporary file, verified; close it after use."""
+        """The object as a verified temporary file. Close it after use."""
         return self._run(opening(reference_of(reference), self.rule, self.dice))
 
     def save_object(
         self, reference: Reference | Mapping[str, Any], path: str | os.PathLike[str]
     ) -> Path:
-        """The same into a file, which is there when it is whole and verified."""
+        """Save the object to a file, which appears once it is complete and verified."""
         return self._run(saving(reference_of(reference), path, self.rule, self.dice))
 
     # ---- the end ----
 
     def close(self) -> None:
-        """Let go of the name and of the connections. Closing twice is fine."""
+        """Release the lease and close the connections. May be called twice."""
         self._release(self.session.release())
         if self._is_owner:
             self._transport.close()
@@ -428,7 +430,7 @@ class AsyncConsumer(ConsumerBase):
         return await self._drive(run, TaskRunner(self._transport, is_stopped))
 
     def stop(self) -> None:
-        """End a run: what is being handled is finished and confirmed."""
+        """Stop a run. Facts being handled are finished and confirmed."""
         self._stopping.set()
         if self._running is not None:
             self._running.wake()
@@ -458,19 +460,19 @@ class AsyncConsumer(ConsumerBase):
         return await self._run(getting(reference_of(reference), self.rule, self.dice))
 
     async def open_object(self, reference: Reference | Mapping[str, Any]) -> IO[bytes]:
-        """The same as a temporary file, verified; close it after use."""
+        """The object as a verified temporary file. Close it after use."""
         return await self._run(opening(reference_of(reference), self.rule, self.dice))
 
     async def save_object(
         self, reference: Reference | Mapping[str, Any], path: str | os.PathLike[str]
     ) -> Path:
-        """The same into a file, which is there when it is whole and verified."""
+        """Save the object to a file, which appears once it is complete and verified."""
         return await self._run(saving(reference_of(reference), path, self.rule, self.dice))
 
     # ---- the end ----
 
     async def close(self) -> None:
-        """Let go of the name and of the connections. Closing twice is fine."""
+        """Release the lease and close the connections. May be called twice."""
         await self._release(self.session.release())
         if self._is_owner:
             await self._transport.close()

@@ -42,7 +42,7 @@ class Stop(Protocol):
     """What a caller stops a loop with: an event of ``threading`` or ``asyncio``."""
 
     def is_set(self) -> bool:
-        """Whether it is to stop."""
+        """Whether a stop was requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Shut:
-    """Let go of a stream."""
+    """Close a stream."""
 
     stream: Any
 
@@ -106,7 +106,7 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Let seconds pass; the result is whether a stop was asked for, which cuts it short."""
+    """Wait for some seconds. The result is whether a stop was requested, which ends the wait."""
 
     seconds: float
 
@@ -180,7 +180,7 @@ def failure_of(error: BoundaryError) -> Failure:
 
 
 def repeated(effect: Send | Put | Get, call: RetriedCall, dice: Dice) -> ClientEffects[Any]:
-    """Do the very same until it succeeds or is not worth repeating; then raise the last error."""
+    """Repeat an effect until it succeeds. Raises the last error when the rule gives up."""
     while True:
         # Blobs are left alone: how long they take depends on their size, and silence is bounded by
         # the transport.
@@ -215,7 +215,7 @@ def endured(error: BoundaryError, call: RetriedCall, dice: Dice) -> ClientEffect
 def called(
     method: str, body: bytes, rule: RetryRule, dice: Dice, *, timeout: float | None = None
 ) -> ClientEffects[bytes]:
-    """One unary call under a rule."""
+    """Make one unary call, retried by a rule."""
     call = RetriedCall(rule, (yield Now()))
     answer: bytes = yield from repeated(Send(method, body, timeout), call, dice)
     return answer
@@ -266,7 +266,7 @@ class ThreadRunner:
         self._signal: Signal | None = None
 
     def run(self, effects: ClientEffects[T]) -> T:
-        """Do what is asked for until the generator ends; its value, or what it raised."""
+        """Carry out the effects of a generator; returns its value, or raises what it raised."""
         answer: Any = None
         error: BaseException | None = None
         while True:
@@ -284,7 +284,7 @@ class ThreadRunner:
                 error = raised
 
     def wake(self) -> None:
-        """Let whoever waits look whether to stop."""
+        """Wake waits, so that they check whether to stop."""
         with self._lock:
             if self._signal is not None:
                 self._signal.notify_all()
@@ -344,7 +344,7 @@ class TaskRunner:
         self._signal = AsyncSignal()
 
     async def run(self, effects: ClientEffects[T]) -> T:
-        """Do what is asked for until the generator ends; its value, or what it raised."""
+        """Carry out the effects of a generator; returns its value, or raises what it raised."""
         answer: Any = None
         error: BaseException | None = None
         while True:
@@ -362,7 +362,7 @@ class TaskRunner:
                 error = raised
 
     def wake(self) -> None:
-        """Let whoever waits look whether to stop."""
+        """Wake waits, so that they check whether to stop."""
         self._signal.notify_all()
 
     async def _do(self, effect: ClientEffect) -> Any:

@@ -47,7 +47,7 @@ class Connection(Protocol):
         """Undo it."""
 
     def close(self) -> Any:
-        """Let go of it."""
+        """Close the connection."""
 
 
 C = TypeVar("C", bound=Connection)
@@ -206,7 +206,7 @@ def _opened(connect: Callable[[], C] | C) -> Any:
 
 
 def _begin(connection: Connection) -> None:
-    """Begin a transaction where the driver does not do so by itself."""
+    """Begin a transaction, for drivers that do not do so by themselves."""
     if getattr(connection, "autocommit", False) is True:
         raise ConfigurationError(
             "the connection is in autocommit mode, in which commit() does nothing",

@@ -44,14 +44,14 @@ class ProducerOptions(TlsOptions, total=False):
     """``Producer(node, ...)``."""
 
     from_zone: str | None
-    """Of envelopes that ``publish`` makes."""
+    """The ``from_zone`` of envelopes that ``publish`` makes."""
     to_zone: str | None
     expected_zone: str | None
     """Whose certificate the node must show; then its host name need not match."""
     timeout: float
     """Seconds for a whole call with all its attempts; for a blob, without a byte that flows."""
     retry: RetryRule
-    """In place of the specification's schedule."""
+    """The retry rule, in place of the specification's schedule."""
     deadline: float | None
     """Seconds for all attempts of one call together; then ``timeout`` bounds one attempt."""
     strict_ids: bool

@@ -160,7 +160,7 @@ class FactSender(Protocol):
     def put_object(
         self, bucket: str, key: str, blob: Path, *, digest: str | None = None
     ) -> ObjectReceipt:
-        """Put an artifact."""
+        """Upload an artifact."""
 
     def lookup_fact(self, from_zone: str, message_id: str) -> Receipt | None:
         """What the node has under an id."""
@@ -333,7 +333,7 @@ class Outbox:
         until_empty: bool = False,
         when_held: WhenHeld = "wait",
     ) -> DrainReport:
-        """The same in an event loop, with a producer whose methods are awaited."""
+        """Like ``drain``, on an event loop, with an async producer."""
         return await outbox_drain.drain_async(
             self._spool,
             self.script(until_empty=until_empty),
@@ -368,7 +368,7 @@ class Outbox:
                 self._thread = current_clock().spawn("ergon-outbox", self._run)
 
     def stop(self, timeout: float | None = None) -> bool:
-        """End the background drain after what it is sending; whether it has ended in time."""
+        """Stop the background drain after its current send; returns whether it ended in time."""
         with self._switch:
             if self._thread is None:
                 return True
@@ -379,7 +379,7 @@ class Outbox:
             return not self._thread.is_alive()
 
     def wake(self) -> None:
-        """Let a drain look now, in any process: after a commit, or a sign of life of the node."""
+        """Wake the drain of any process: after a commit, or when the node answers again."""
         self._spool.notify()
 
     # ---- after the node was restored from a backup ----
@@ -408,7 +408,7 @@ class Outbox:
         self._spool.retry(refused_id)
 
     def discard(self, refused_id: int) -> None:
-        """Give a refused fact up for good."""
+        """Discard a refused fact for good."""
         self._spool.discard(refused_id)
 
     # ---- looking ----

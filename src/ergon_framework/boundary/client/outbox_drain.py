@@ -173,7 +173,7 @@ class DrainReport:
     sent: int = 0
     """Facts that the node has, duplicates included."""
     duplicates: int = 0
-    """Those of them that it had before."""
+    """The sent facts that the node had before."""
     refused: int = 0
     failures: int = 0
     """Attempts that the node did not answer, or put off."""
@@ -267,7 +267,9 @@ class Drain:
         return self._ended(DrainEnd.STOPPED)
 
     def _forward(self, line: list[OutboxItem]) -> DrainSteps[int]:
-        """One load from the front of the line: how many are done, or 0 to look at it anew."""
+        """Send the oldest facts as one request; returns how many are done, or 0 to read the outbox
+        again.
+        """
         load = packed(line, self._machine.batch_size(self._rule.batch_items))
         try:
             answers = yield from self._answers(load)

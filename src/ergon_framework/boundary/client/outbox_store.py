@@ -272,7 +272,7 @@ class DrainLock:
         self._descriptor = -1
 
     def try_gain(self) -> bool:
-        """Take it if it is free; never waits."""
+        """Take the lock if it is free. Never waits."""
         try:
             descriptor = open_file(self._path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
@@ -295,14 +295,14 @@ class DrainLock:
         return True
 
     def release(self) -> None:
-        """Let go of it. Doing it twice is fine."""
+        """Release the lock. May be called twice."""
         if self._descriptor >= 0:
             # Unlocked, not only closed: a forked child may have a copy of the descriptor.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self.leave_to_parent()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: let go, so that the lock ends with the parent."""
+        """Called in a forked child: close the descriptor, so that the lock ends with the parent."""
         descriptor, self._descriptor = self._descriptor, -1
         _held.discard(self)
         if descriptor >= 0:
@@ -346,7 +346,7 @@ declare(
 
 
 class OutboxStore:
-    """One file. Any thread may call any method, and so may any process that has it open."""
+    """The outbox in one SQLite file. Any thread of any process may use it."""
 
     def __init__(
         self,
@@ -370,7 +370,7 @@ class OutboxStore:
     # ---- putting facts in ----
 
     def add(self, entry: OutboxEntry) -> tuple[int, bool]:
-        """Put a fact behind all others: its id, and whether it was not there before."""
+        """Add a fact at the end; returns its id, and whether it is new."""
         failpoint("boundary.outbox.add.before")
         added = self._write(lambda cursor: self._insert(cursor, entry))
         failpoint("boundary.outbox.add.after")
@@ -378,7 +378,7 @@ class OutboxStore:
         return added
 
     def add_in(self, connection: SqliteJoinable, entry: OutboxEntry) -> int:
-        """The same in the caller's own transaction on the same file, which the caller commits."""
+        """Like ``add``, in a transaction on the same file that the caller commits."""
         with joined(connection, self.path, _SQL["lock"]) as cursor:
             return self._insert(cursor, entry)[0]
 
@@ -428,7 +428,7 @@ class OutboxStore:
         self.folder.drop(copies)
 
     def resend(self, since: float | None = None) -> int:
-        """Put what was sent since an instant, and is still kept, back into its place; how many."""
+        """Send facts again that were sent since an instant and are still kept; returns how many."""
 
         def work(cursor: sqlite3.Cursor) -> int:
             count = cursor.execute(_SQL["resend"], (0.0 if since is None else since,)).rowcount
@@ -482,7 +482,7 @@ class OutboxStore:
         )
 
     def retry(self, seq: int) -> None:
-        """Put a refused fact back into its place."""
+        """Make a refused fact wait again, in its old place."""
         self._write(lambda cursor: _found(cursor.execute(_SQL["retry"], (seq,)).rowcount, seq))
         self.notify()
 
@@ -529,7 +529,7 @@ class OutboxStore:
         return self._notifier.subscribe(_TOPIC)
 
     def close(self) -> None:
-        """Let go of the file. Closing twice is fine."""
+        """Close the file. May be called twice."""
         self._notifier.close()
         self._database.close()
 

@@ -118,7 +118,7 @@ class Producer(ProducerBase):
         return other
 
     def close(self) -> None:
-        """Let go of the connections. Closing twice is fine."""
+        """Close the connections. May be called twice."""
         if self._is_owner:
             self._transport.close()
 
@@ -204,7 +204,7 @@ class AsyncProducer(ProducerBase):
         return other
 
     async def close(self) -> None:
-        """Let go of the connections. Closing twice is fine."""
+        """Close the connections. May be called twice."""
         if self._is_owner:
             await self._transport.close()
 

@@ -172,7 +172,7 @@ def putting(
     report: ReportBytes,
     habits: ProducerConfig,
 ) -> ClientEffects[ObjectReceipt]:
-    """Put a blob and make sure that what the node has is what was meant."""
+    """Upload a blob, and check that the node stored the same bytes."""
     call = RetriedCall(habits.rule, (yield Now()))
     effect = Put(bucket, key, source, digest, report)
     answer: bytes = yield from repeated(effect, call, habits.dice)
@@ -190,7 +190,7 @@ def putting(
 def putting_blob(
     bucket: str, key: str, blob: FileContent, digest: str | None, habits: ProducerConfig
 ) -> ClientEffects[ObjectReceipt]:
-    """Put bytes or a file; the digest is computed here unless the caller knows it."""
+    """Upload bytes or a file. The digest is computed here unless the caller knows it."""
     source: BlobSource = yield Do(lambda: source_of(blob))
     try:
         if digest is None:
@@ -302,7 +302,7 @@ def publishing(
     habits: ProducerConfig,
     progress: ShowProgress,
 ) -> ClientEffects[Receipt]:
-    """Put every file, one after the other; then append the fact that refers to them."""
+    """Upload every file, one after the other; then append the fact that refers to them."""
     if not is_list(files):
         raise ConfigurationError(
             f"files is of type {type(files).__name__}",

@@ -28,7 +28,7 @@ class BlobSource(Protocol):
         """All of them, from the start."""
 
     def close(self) -> None:
-        """Let go of what was opened for it."""
+        """Close what was opened for the upload."""
 
 
 class Reported:
@@ -54,7 +54,7 @@ class ObjectStream(Protocol):
     """The bytes of an object on their way here."""
 
     size: int
-    """Of the whole object, wherever the stream started."""
+    """The size of the whole object, wherever the stream starts."""
     digest: str
     """``sha256:<hex>`` as the node has it; empty when it did not say."""
 
@@ -62,11 +62,11 @@ class ObjectStream(Protocol):
         """The next bytes; none at the end. A stream that was cut raises."""
 
     def close(self) -> None:
-        """Let go of it, read to the end or not."""
+        """Close the stream, read to the end or not."""
 
 
 class AsyncObjectStream(Protocol):
-    """The same for event loops."""
+    """An object stream for event loops."""
 
     size: int
     digest: str
@@ -75,11 +75,11 @@ class AsyncObjectStream(Protocol):
         """The next bytes; none at the end. A stream that was cut raises."""
 
     async def close(self) -> None:
-        """Let go of it, read to the end or not."""
+        """Close the stream, read to the end or not."""
 
 
 class Transport(Protocol):
-    """For threads; any of them may call."""
+    """The calls to a node, for threads. Any thread may call."""
 
     def call(self, method: str, body: bytes, *, timeout: float | None = None) -> bytes:
         """The answer to a unary call such as ``bsfg.v1.Boundary/AppendFact``."""
@@ -107,11 +107,11 @@ class Transport(Protocol):
         """What the node knows about an object; ``BoundaryNotFoundError`` when it has none."""
 
     def close(self) -> None:
-        """Let go of every connection. Closing twice is fine."""
+        """Close every connection. May be called twice."""
 
 
 class AsyncTransport(Protocol):
-    """For event loops."""
+    """The calls to a node, for event loops."""
 
     async def call(self, method: str, body: bytes, *, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - as the other colour
         """The answer to a unary call such as ``bsfg.v1.Boundary/AppendFact``."""
@@ -147,7 +147,7 @@ class AsyncTransport(Protocol):
         """What the node knows about an object; ``BoundaryNotFoundError`` when it has none."""
 
     async def close(self) -> None:
-        """Let go of every connection. Closing twice is fine."""
+        """Close every connection. May be called twice."""
 
 
 BOUNDARY = "bsfg.v1.Boundary/"

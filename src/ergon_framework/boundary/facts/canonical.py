@@ -29,7 +29,7 @@ OBJECT = "fact.object_json"
 _REMEDY = "send JSON as RFC 7493 describes it"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _EXPONENT = 1e21
-"""From here on the canonical form of a number has an exponent."""
+"""Numbers of this size and above are written with an exponent in the canonical form."""
 
 
 class _OddError(Exception):

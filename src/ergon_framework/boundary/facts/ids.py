@@ -135,7 +135,7 @@ _ULID = re.compile(rf"[0-7][{_CROCKFORD}]{{25}}", re.IGNORECASE)
 _KSUID = re.compile(r"(?=.*[A-Z])(?=.*[a-z])[0-9][0-9A-Za-z]{26}")
 
 _HASHES = {32: md5, 40: sha1, 64: sha256, 96: sha384, 128: sha512}
-"""By the number of hexadecimal digits."""
+"""Hash functions by the number of hexadecimal digits of their digests."""
 
 _BARE = 32
 """Hexadecimal digits of a UUID."""

@@ -39,7 +39,7 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 class FactProblem(NamedTuple):
-    """One thing that is wrong, and where; never the value itself."""
+    """A field that is wrong, and why. Never the value itself."""
 
     field: str
     reason: str
@@ -255,7 +255,7 @@ FACT: dict[str, tuple[ValueCheck, bool]] = {
     "predicate": (shaped(PREDICATE, MAX_PREDICATE, "write it in lower_snake_case"), True),
     "object_json": (anything, True),
 }
-"""The same for a fact; what ``object_json`` holds is read by the canonical form."""
+"""The fields of a fact. The content of ``object_json`` is checked by the canonical form."""
 
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)

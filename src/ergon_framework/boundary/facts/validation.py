@@ -134,7 +134,7 @@ _DAY_MS = 86_400_000
 _MAX_SPELLING_RATIO = 6
 """How many times longer than the longest canonical form an object may be spelled."""
 _ENVELOPE_BYTES = 64 * 1024
-"""More than an envelope with all its labels takes."""
+"""The most bytes of an envelope: more than one with all labels needs."""
 
 
 _MAX_HASHED = 64 * 1024
@@ -149,23 +149,23 @@ class ValidatedFact(NamedTuple):
 
 
 class _Envelope(Envelope, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """As it arrives."""
+    """An envelope as it arrives."""
 
 
 class _Fact(Fact, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """As it arrives: the object is not looked at yet."""
+    """A fact as it arrives, with its object not decoded yet."""
 
     object_json: Raw
 
 
 class _GivenFact(Fact, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """As a producer in this process gives it: without an object it is no fact."""
+    """A fact as a producer in this process gives it, where the object is required."""
 
     object_json: Any
 
 
 class _Stored(msgspec.Struct, gc=False):
-    """As it is given out: what a fact has, in the same order."""
+    """A stored fact as it is sent to consumers: the fields of a fact, in the same order."""
 
     subject: str
     predicate: str
@@ -293,7 +293,7 @@ def validate_fact(
 def _typed(
     envelope: Envelope | Mapping[str, Any], fact: Fact | Mapping[str, Any]
 ) -> FactMessage | None:
-    """Both as records, if the names are those of the fields and the values have their types."""
+    """Envelope and fact as records, if their names and types are right."""
     try:
         if not isinstance(envelope, Envelope):
             envelope = msgspec.convert(envelope, _Envelope)

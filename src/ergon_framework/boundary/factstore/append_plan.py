@@ -32,7 +32,7 @@ KEPT_DIGEST = 16
 
 @dataclass(slots=True)
 class Append:
-    """One caller's facts on their way in."""
+    """The append of one caller."""
 
     log: str
     facts: list[PreparedFact]
@@ -43,7 +43,7 @@ class Condition(Enum):
     """How the fact of a known id lies in the log."""
 
     GONE = "gone"
-    """Its payload was dropped; the ledger knows its id for ever."""
+    """The payload was dropped by retention. The ledger keeps the id for ever."""
     SOUND = "sound"
     REPAIRED = "repaired"
     """The stored row was damaged, and the same fact, published again, has repaired it."""
@@ -65,7 +65,7 @@ class Placement(Protocol[L]):
 
     @property
     def fresh(self) -> Mapping[bytes, tuple[int, NewFact]]:
-        """By their keys, the facts that this transaction has placed, and their offsets."""
+        """The facts that this transaction has placed, with their offsets, by key."""
 
     def log(self, name: str) -> L:
         """A log as it is after what was placed so far."""
@@ -80,7 +80,7 @@ class Placement(Protocol[L]):
         """What a name stands for."""
 
     def place(self, log: L, fact: PreparedFact) -> int:
-        """Put a new fact at the end of a log; its offset. What it refers to is marked."""
+        """Append a new fact to a log and mark the artifacts it refers to; returns its offset."""
 
 
 class AppendPlanner(Generic[L]):
@@ -114,7 +114,7 @@ class AppendPlanner(Generic[L]):
         return outcomes
 
     def receive(self, log: str, facts: Iterable[PreparedFact]) -> list[AppendOutcome]:
-        """Take in what is new, of what a peer sent: nothing else is asked of it."""
+        """Append those facts of a peer's page that are new, without any further check."""
         found = self._placement.log(log)
         return [self._received(found, fact) for fact in facts]
 

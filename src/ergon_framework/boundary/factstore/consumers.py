@@ -22,7 +22,7 @@ class ConsumerView(Protocol):
 
     @property
     def log(self) -> str:
-        """What it reads."""
+        """The log that the consumer reads."""
 
     @property
     def to_zone(self) -> str | None:
@@ -30,11 +30,11 @@ class ConsumerView(Protocol):
 
     @property
     def cursor(self) -> int:
-        """Up to where it has confirmed."""
+        """The offset up to which the consumer has confirmed."""
 
     @property
     def served(self) -> int:
-        """Up to where it was given facts."""
+        """The offset up to which the consumer was served facts."""
 
 
 # ---- whose name it is ---------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def refuse_late(info: ConsumerInfo, holder: str | None, now: float) -> None:
 
 
 def refuse_unserved(one: ConsumerView, offset: int) -> None:
-    """Only what was given out can be confirmed."""
+    """Refuse to confirm facts that were not served."""
     # A cursor may lie above what was served: it began at the end of the log, or an operator set it.
     if offset > max(one.served, one.cursor):
         raise BoundaryError(
@@ -138,7 +138,7 @@ def refuse_outside(one: ConsumerView, offset: int, first: int, head: int) -> Non
 
 
 def not_next(one: ConsumerView, offset: int, following: int | None) -> BoundaryError:
-    """Only the next fact of a view, or a released one, can be set aside."""
+    """The error for quarantining another fact than the next one of the view, or a released one."""
     return BoundaryError(
         f"{offset} is not the next fact of the consumer {one.name!r}, nor a released one",
         code="failed_precondition",
@@ -275,7 +275,7 @@ class QuarantinedItem(Protocol):
 
     @property
     def id(self) -> int:
-        """Its number."""
+        """The number of the item."""
 
     @property
     def consumer(self) -> str:
@@ -309,7 +309,7 @@ def refuse_wrong_state(number: int, state: str, wanted: str) -> None:
 
 
 def not_there(number: int) -> BoundaryNotFoundError:
-    """Nothing has that number."""
+    """The error for an item number that does not exist."""
     return BoundaryNotFoundError(
         f"there is no quarantined item {number}",
         reason="item_not_found",

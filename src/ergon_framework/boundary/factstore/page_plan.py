@@ -19,7 +19,7 @@ class PageItem(Protocol):
 
     @property
     def offset(self) -> int:
-        """Where it lies in its log."""
+        """The offset of the fact in its log."""
 
     @property
     def envelope(self) -> bytes:
@@ -27,7 +27,7 @@ class PageItem(Protocol):
 
     @property
     def fact(self) -> bytes:
-        """What it says."""
+        """The fact, encoded."""
 
 
 @dataclass(frozen=True, slots=True)

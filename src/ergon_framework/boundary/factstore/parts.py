@@ -36,13 +36,13 @@ class WatchedLog(FactLog, Protocol):
     """Logs and their ledger, with callbacks about appends."""
 
     def watch_waits(self, seen: BeforeWait) -> None:
-        """Tell when an append is about to wait."""
+        """Call ``seen`` when an append is about to wait."""
 
     def watch_heads(self, seen: Callable[[str, int], None]) -> None:
-        """Tell up to which offset a log has grown."""
+        """Call ``seen`` with the new head of a log."""
 
     def watch_commits(self, seen: Callable[[int, float], None]) -> None:
-        """Tell of each group of appends: how many facts, and the seconds it took."""
+        """Call ``seen`` for each group of appends, with its number of facts and its seconds."""
 
 
 class Subscriptions(Protocol):
@@ -87,15 +87,15 @@ class FactStoreOfParts:
         self._subscriptions.remove(wake)
 
     def watch_waits(self, seen: BeforeWait) -> None:
-        """Tell when an append is about to wait."""
+        """Call ``seen`` when an append is about to wait."""
         self.log.watch_waits(seen)
 
     def watch_heads(self, seen: Callable[[str, int], None]) -> None:
-        """Tell up to which offset a log has grown."""
+        """Call ``seen`` with the new head of a log."""
         self.log.watch_heads(seen)
 
     def watch_commits(self, seen: Callable[[int, float], None]) -> None:
-        """Tell of each group of appends: how many facts, and the seconds it took."""
+        """Call ``seen`` for each group of appends, with its number of facts and its seconds."""
         self.log.watch_commits(seen)
 
     # ---- logs and their ledger ------------------------------------------------------------------
@@ -114,11 +114,11 @@ class FactStoreOfParts:
         *,
         capacity: int | None = None,
     ) -> None:
-        """The same without waiting: ``done`` is called, in any thread, when all is on disk."""
+        """Append without waiting. ``done`` is called, in any thread, when all facts are on disk."""
         self.log.append_soon(log, facts, done, capacity=capacity)
 
     def find(self, from_zone: str, message_id: str, log: str | None = None) -> LedgerEntry | None:
-        """Look an id up in one log, or in all: ``outbound`` first."""
+        """Find a fact by its id in one log, or in all logs, ``outbound`` first."""
         return self.log.find(from_zone, message_id, log)
 
     def page(
@@ -238,7 +238,7 @@ class FactStoreOfParts:
     # ---- names of objects -----------------------------------------------------------------------
 
     def bind(self, bucket: str, key: str, digest: bytes, size: int) -> StoredObject:
-        """Give bytes that are on disk a name; other bytes under it: ``ObjectConflictError``."""
+        """Name a stored blob. ``ObjectConflictError`` if the name stands for other bytes."""
         return self._objects.bind(bucket, key, digest, size)
 
     def object(self, bucket: str, key: str) -> StoredObject | None:
@@ -256,7 +256,7 @@ class FactStoreOfParts:
         return self._objects.orphans(before, limit)
 
     def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
-        """Take the name away; answers the object when no other name stands for its bytes."""
+        """Remove the name; returns the object if no other name stands for its bytes."""
         return self._objects.unbind(bucket, key, before=before)
 
     def refer(self, names: Sequence[tuple[str, str]]) -> None:
@@ -298,7 +298,7 @@ class FactStoreOfParts:
         return self._links.accept_epoch(peer, epoch)
 
     def renew_epoch(self, epoch: str, why: str) -> StoreInfo:
-        """Begin a new epoch, unless the store has another one than ``epoch`` already."""
+        """Begin a new epoch, if ``epoch`` is still the current one."""
         return self._links.renew_epoch(epoch, why)
 
     def attribute(self, name: str) -> str | None:

@@ -80,7 +80,7 @@ def record_references(store: FactStore, is_stopping: Callable[[], bool]) -> bool
 
 
 def _reached(store: FactStore) -> int:
-    """Up to which offset the outbound log was read."""
+    """The offset up to which the outbound log was read."""
     found = store.attribute(RECORDED)
     return int(found) if found is not None and found.isdigit() else 0
 

@@ -62,7 +62,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     @property
     def is_answered(self) -> bool:
-        """Whether there is no point in sending more."""
+        """Whether the answer has come, so that sending more is pointless."""
         return self.reader.is_headed or self._error is not None
 
     async def wait_headed(self) -> None:
@@ -93,12 +93,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return data
 
     def certificate(self) -> Mapping[str, Any] | None:
-        """Of the other side."""
+        """The certificate of the peer."""
         found: Mapping[str, Any] | None = self._transport.get_extra_info("peercert")
         return found
 
     def is_closing(self) -> bool:
-        """Whether it can no longer be used."""
+        """Whether the connection can no longer be used."""
         return self._gone.done() or self._transport.is_closing()
 
     def is_quiet(self) -> bool:
@@ -112,7 +112,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return not news_of(self._transport.get_extra_info("socket").fileno()).poll(0)
 
     def close(self) -> None:
-        """Let go of it at once: whatever is still to be sent would be of no use."""
+        """Close the connection at once. Data that is still unsent would be useless."""
         self._transport.abort()
 
     async def wait_closed(self) -> None:
@@ -147,7 +147,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     # ---- what the loop tells ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is there."""
+        """Called by asyncio when the connection is open."""
         self._transport = cast("asyncio.Transport", transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -178,11 +178,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._wake()
 
     def eof_received(self) -> None:
-        """The other side has ended."""
+        """Called by asyncio when the peer has closed its side."""
         self._ended(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
+        """Called by asyncio when the connection is lost."""
         self._ended(exc)
         # A sender that waits for room would wait for ever.
         self.resume_writing()
@@ -192,11 +192,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._gone.set_result(None)
 
     def pause_writing(self) -> None:
-        """The other side does not keep up."""
+        """Called by asyncio when the peer reads too slowly."""
         self._drained = self._loop.create_future()
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Called by asyncio when the peer has caught up."""
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         self._drained = None
@@ -340,7 +340,7 @@ class AsyncHttpTransport:
         return object_of_headers(bucket, key, reader.headers)
 
     async def close(self) -> None:
-        """Let go of every connection; those in use end with their call. Closing twice is fine."""
+        """Close all connections, those in use when their call ends. May be called twice."""
         self._is_closed = True
         for connection in self._drop_idle():
             await connection.wait_closed()
@@ -438,7 +438,7 @@ class AsyncHttpTransport:
         return connection
 
     def _drop_idle(self) -> list[AsyncConnection]:
-        """Let the next call have a new connection."""
+        """Drop idle connections, so that the next call opens a new one."""
         idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
@@ -480,7 +480,7 @@ class AsyncHttpObjectStream:
         self._is_closed = False
 
     async def begin(self, bucket: str, key: str, start: int) -> None:
-        """Look at the head of the answer, and pass over bytes that were not asked for."""
+        """Check the head of the answer, and skip bytes that were not asked for."""
         about, behind = object_begun(self._reader, bucket, key, start)
         self.size, self.digest = about.size, about.digest
         while behind > 0:
@@ -498,7 +498,7 @@ class AsyncHttpObjectStream:
         return data
 
     async def close(self) -> None:
-        """Let go of it, read to the end or not."""
+        """Close the stream, read to the end or not."""
         if not self._is_closed:
             self._is_closed = True
             self._transport.give_back(self._connection)

@@ -43,7 +43,7 @@ class HttpConnection:
         self._news = news_of(self._socket.fileno())
 
     def expire(self, deadline: float | None) -> None:
-        """Let the next step end by ``deadline``; without one, after the usual time."""
+        """Limit the next step to ``deadline``, or to the usual timeout without one."""
         seconds = self._timeout if deadline is None else deadline - time.monotonic()
         if seconds <= 0:
             raise TimeoutError
@@ -54,7 +54,7 @@ class HttpConnection:
         self._socket.sendall(data)
 
     def receive(self, reader: ResponseReader) -> None:
-        """Let the reader have what comes next."""
+        """Read from the socket into the reader."""
         data = self._socket.recv(RECEIVE_BYTES)
         if data:
             reader.feed(data)
@@ -66,7 +66,7 @@ class HttpConnection:
         return not self._news.poll(0)
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         self._socket.close()
 
 
@@ -246,7 +246,7 @@ class HttpTransport:
         return object_of_headers(bucket, key, reader.headers)
 
     def close(self) -> None:
-        """Let go of every connection; those in use end with their call. Closing twice is fine."""
+        """Close all connections, those in use when their call ends. May be called twice."""
         with self._lock:
             self._is_closed = True
         self._drop_idle()
@@ -360,7 +360,7 @@ class HttpTransport:
             connection.close()
 
     def _drop_idle(self) -> None:
-        """Let the next call have a new connection."""
+        """Drop idle connections, so that the next call opens a new one."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
@@ -377,7 +377,7 @@ class HttpTransport:
         connection.close()
 
     def leave(self) -> None:
-        """Give back a place among the connections."""
+        """Free one place of the pool."""
         self._places.release()
 
     def lost(self, error: Exception) -> Exception:
@@ -402,7 +402,7 @@ class HttpObjectStream:
         self._is_closed = False
 
     def begin(self, bucket: str, key: str, start: int) -> None:
-        """Look at the head of the answer, and pass over bytes that were not asked for."""
+        """Check the head of the answer, and skip bytes that were not asked for."""
         about, behind = object_begun(self._reader, bucket, key, start)
         self.size, self.digest = about.size, about.digest
         while behind > 0:
@@ -423,7 +423,7 @@ class HttpObjectStream:
         return data
 
     def close(self) -> None:
-        """Let go of it, read to the end or not."""
+        """Close the stream, read to the end or not."""
         if not self._is_closed:
             self._is_closed = True
             self._transport.give_back(self._connection, self._reader)

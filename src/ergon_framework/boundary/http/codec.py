@@ -113,7 +113,7 @@ class ResponseReader:
     # ---- what the driver does ----
 
     def feed(self, data: bytes) -> None:
-        """Take what came in."""
+        """Parse received bytes."""
         self.is_begun = True
         if not self.is_headed:
             self._head_bytes += len(data)
@@ -240,7 +240,9 @@ CODE_OF_STATUS = {
     503: "unavailable",
     504: "deadline_exceeded",
 }
-"""For answers that are no node's, such as a proxy's. Its 404 says nothing about facts."""
+"""Error codes for answers that come from no node, such as a proxy's. A proxy's 404 says nothing
+about facts.
+"""
 _GET_REMEDY = "get the object itself: that answer says why"
 _PROXY_REMEDY = "check the URL, and the proxy if there is one between here and the node"
 

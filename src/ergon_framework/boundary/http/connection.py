@@ -192,7 +192,7 @@ class ServerConnection(asyncio.Protocol):
     # --- what the transport calls -----------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes in, and answer what is complete."""
+        """Parse received bytes, and answer complete requests."""
         intake = self._intake
         if intake is None:
             self._early += data  # TLS hands out the first bytes before it says that it is ready
@@ -244,7 +244,7 @@ class ServerConnection(asyncio.Protocol):
             self._outflow.is_paused = True
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """Called by asyncio when the client has caught up."""
         if self._outflow is not None:
             self._outflow.resume()
             self._advance()
@@ -370,7 +370,7 @@ class ServerConnection(asyncio.Protocol):
         return self._rested_at
 
     def shed(self) -> None:
-        """Refuse that request: there is no room for it."""
+        """Refuse the request that is arriving: there is no memory for it."""
         if self._intake is not None:
             self._intake.refuse(responses.no_room())
             # Later: this may be called while the parser of that very connection is running.
@@ -446,7 +446,7 @@ class ServerConnection(asyncio.Protocol):
     # --- ending -----------------------------------------------------------------------------------
 
     def sweep(self, now: float) -> None:
-        """Give up what takes too long."""
+        """Close the connection if it is overdue."""
         if self._transport is None or self._intake is None or self._outflow is None:
             return
         if self._outflow.is_stuck(now, self._limits.body_seconds):

@@ -93,7 +93,7 @@ UNKNOWN_OUTCOME = "the outcome is unknown: repeat the call with the same id and 
 
 
 class Endpoint:
-    """One node's address, and the requests to it as bytes."""
+    """The address of a node, and requests to it as bytes."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class Endpoint:
     # ---- trouble ----
 
     def unreachable(self, error: BaseException) -> BoundaryError:
-        """What it means that no connection came about: nothing was sent."""
+        """The error if no connection was made: nothing was sent."""
         if isinstance(error, BoundaryError):
             return error
         return distrust_of_handshake(self.url, error) or NodeUnavailableError(
@@ -231,7 +231,7 @@ class Endpoint:
         )
 
     def lost(self, error: BaseException) -> BoundaryError:
-        """What it means that a connection failed while it was used."""
+        """The error if a connection failed while it was used."""
         if isinstance(error, BoundaryError):
             return error
         if isinstance(error, TimeoutError):

@@ -31,7 +31,7 @@ class Exchange(Protocol):
 
     method: str
     path: str
-    """As sent, without the query, still percent-encoded."""
+    """The path as sent: percent-encoded, without the query."""
     query: str
     caller: Caller
     body: bytes
@@ -125,7 +125,7 @@ class RequestBody:
         self._waiter: asyncio.Future[None] | None = None
 
     def feed(self, data: bytes) -> None:
-        """More bytes have arrived."""
+        """Add received bytes of the body."""
         with self._lock:
             self._parts.append(data)
             self.size += len(data)
@@ -252,7 +252,7 @@ class HttpRequest:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can be handled."""
+        """Whether the request can be handled now."""
         return self.is_complete or self.upload is not None or self.refusal is not None
 
     @property

@@ -137,7 +137,7 @@ class RequestParser:
         return int(request.header("content-length") or 0) - request.received
 
     def _taken(self, data: bytes) -> bytes:
-        """Take bytes of a blob as they are; what follows it is returned, for another parser."""
+        """Pass on bytes of a blob unparsed; returns bytes that follow it, for another parser."""
         piece, rest = (data, b"") if len(data) <= self._left else _split(data, self._left)
         self._left -= len(piece)
         self.on_body(piece)
@@ -190,7 +190,7 @@ class RequestParser:
         self._url = self._url + part if self._url else part
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take one header, or a trailer, which is ignored."""
+        """Add one header. Trailers are ignored."""
         if self.incoming is not None:
             return
         name = name.lower()

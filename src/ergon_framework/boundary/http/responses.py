@@ -225,7 +225,7 @@ def no_room() -> HttpRefusal:
 
 
 def internal() -> HttpRefusal:
-    """Something went wrong that is not the caller's business."""
+    """The answer to an unexpected error, without details."""
     return HttpRefusal(
         500,
         "internal",

@@ -39,7 +39,7 @@ class Acceptor(asyncio.Protocol):
         self._lingers_until: float | None = None  # it was refused, and may read why
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Let a client in, if there is room."""
+        """Accept a client, if there is room."""
         self._raw = raw = cast("asyncio.Transport", transport)
         self._address, self.ip = _address(transport)
         why = self._service.why_full(self.ip)
@@ -78,10 +78,10 @@ class Acceptor(asyncio.Protocol):
     rested_at = 0.0
 
     def shed(self) -> None:
-        """Nothing has arrived."""
+        """Do nothing: a client in its handshake has sent no request."""
 
     def _make_room(self) -> None:
-        """End a handshake that is under way, when there are as many as there may be."""
+        """Close the oldest handshake if the limit of concurrent handshakes is reached."""
         service = self._service
         if len(service.handshakes) < service.limits.handshakes:
             return
@@ -192,7 +192,7 @@ SWEEP_INTERVAL = 1.0
 
 
 class Contexts(Protocol):
-    """Something that always has the current TLS context, such as ``Certificates``."""
+    """Gives the current TLS context, as ``Certificates`` does."""
 
     def server(self) -> ssl.SSLContext:
         """The context for the next connection."""

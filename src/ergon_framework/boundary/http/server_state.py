@@ -95,7 +95,7 @@ class Member(Protocol):
         """Bytes of a request that has begun to arrive and is not complete."""
 
     def shed(self) -> None:
-        """Refuse that request: there is no room for it."""
+        """Refuse the request that is arriving: there is no memory for it."""
 
     def sweep(self, now: float) -> None:
         """Close the connection if it is overdue."""
@@ -122,14 +122,14 @@ class ServerState:
         self.application = application
         self.limits = limits
         self.clock = clock
-        """For how long."""
+        """The monotonic clock, for durations."""
         self.wall = wall
-        """For the time of day."""
+        """The wall clock, for dates."""
         self.context: ssl.SSLContext | None = None
         """What new connections are secured with."""
         self.connections: set[Member] = set()
         self.handshakes: dict[Member, None] = {}
-        """Those of them whose clients have not shown yet who they are, the oldest first."""
+        """The connections whose TLS handshake is under way, oldest first."""
         self.addresses: Counter[str] = Counter()
         """How many connections each address has."""
         self.names: frozenset[str] | None = None
@@ -137,7 +137,7 @@ class ServerState:
         self.crowds_out = False
         """Whether a connection that asks nothing makes room for a new one."""
         self.held_bytes = 0
-        """Of all bodies in memory."""
+        """Bytes of all request bodies in memory."""
         self.heads = HeadCache()
         self.is_stopping = False
         self.date = formatdate(wall(), usegmt=True)
@@ -229,7 +229,7 @@ class ServerState:
         return is_loopback(name) or name in self.names
 
     def make_room(self) -> bool:
-        """End a connection that has nothing to be answered; whether there was one."""
+        """Close a connection that waits for no answer; returns whether there was one."""
         idle = sorted(
             (each for each in self.connections if not each.is_busy),
             key=lambda each: each.rested_at,
@@ -287,7 +287,7 @@ class ServerState:
 
 
 def _is_own(ip: str) -> bool:
-    """Whether it is this machine's own: a proxy, or many processes, may be behind it."""
+    """Whether an address belongs to this machine: a proxy, or many processes, may use it."""
     try:
         return ipaddress.ip_address(ip.partition("%")[0]).is_loopback
     except ValueError:

@@ -99,7 +99,7 @@ class ProbeDisconnected(ConnectionResetError):
 
 @dataclass(slots=True)
 class HandshakeObserver:
-    """One handshake, as seen from outside."""
+    """Observes a handshake, to report why it failed."""
 
     on_refused: Refused
     has_heard: bool = False
@@ -162,7 +162,7 @@ class _Handshake(ssl.SSLObject):
     _is_refused = False
 
     def do_handshake(self) -> None:
-        """One step; after a refusal it only waits for the client to hang up."""
+        """Do one step of the handshake. After a refusal, only wait for the client to hang up."""
         if self.observer is not None and self.incoming.pending:
             self.observer.has_heard = True
         if not self._is_refused:
@@ -195,7 +195,7 @@ class ServerContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """Begin a connection whose bytes are carried by the caller."""
+        """Wrap a connection whose bytes the caller transports."""
         made = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
         if isinstance(made, _Handshake):
             made.incoming, made.outgoing = incoming, outgoing
@@ -299,7 +299,7 @@ class Certificates:
 
 
 def _read_own(cert: File) -> tuple[str, float]:
-    """Whom the first certificate of a file speaks for, and until when."""
+    """The zone of the first certificate in a file, and when it expires."""
     from cryptography import x509  # late: it takes its time, and a plain node needs none
 
     try:

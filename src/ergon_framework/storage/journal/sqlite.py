@@ -280,7 +280,7 @@ class SqliteJournal:
         return self._database.data_version()
 
     def close(self) -> None:
-        """Let go of everything; may be called twice."""
+        """Close the journal. May be called twice."""
         self._notifier.close()
         self._database.close()
 

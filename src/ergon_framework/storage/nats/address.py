@@ -27,11 +27,13 @@ class NatsTimeouts:
     """How long a client waits for its NATS server, in seconds."""
 
     connect: float = 3.0
-    """For a connection to be established, and for it to be closed."""
+    """Seconds to establish a connection, and to close it."""
     response: float = 10.0
-    """For a response; then the connection is closed, and whether it was carried out is unknown."""
+    """Seconds for a response. Then the connection is closed, and whether the request was carried
+    out is unknown.
+    """
     probe: float = 3.0
-    """For a server that hung up to say why, when it is asked once more."""
+    """Seconds to ask a server that hung up once more, so that it says why."""
 
 
 DEFAULT_TIMEOUTS = NatsTimeouts()
@@ -46,7 +48,7 @@ class NatsAddress:
     servers: tuple[str, ...]
     space: str = DEFAULT_SPACE
     replicas: int = 1
-    """On how many servers a stream is kept that is made here."""
+    """How many servers keep a stream that is created here."""
     monitor: str | None = None
     """The monitoring endpoint of the server, such as ``http://host:8222``."""
     user: str | None = field(default=None, repr=False)

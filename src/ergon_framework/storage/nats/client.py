@@ -60,7 +60,7 @@ class _Asked:
     answered: asyncio.Future[list[NatsReply]]
     is_many: bool
     subjects: frozenset[str]
-    """What it was sent to."""
+    """The subjects that the message was sent to."""
     replies: list[NatsReply] = field(default_factory=list)
 
 
@@ -140,7 +140,7 @@ class NatsClient:
         self._forget()
 
     def _forget(self) -> None:
-        """At first, and in a forked child, which has no such thread."""
+        """Start without a thread: at first, and in a forked child, which has not inherited it."""
         self._owner = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

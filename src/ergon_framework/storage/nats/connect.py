@@ -73,7 +73,7 @@ class Signer:
 
 
 def signer_of(creds: str | None, nkey: str | None) -> Signer | None:
-    """By the file that a URL names; None when it names none."""
+    """The signer for the credentials or the key that a URL names; None if it names none."""
     if creds is not None:
         text = _read(creds, "creds")
         jwt, seed = _JWT.search(text), _SECRET.search(text)
@@ -222,7 +222,7 @@ class PatchedClient(Client):
         return super()._connect_command()
 
     def hang_up(self) -> None:
-        """End the connection without waiting for what is on its way; called in its loop."""
+        """Close the connection without waiting for pending messages. Called in its event loop."""
         transport: Any = self._transport
         if transport is not None:
             transport.close()

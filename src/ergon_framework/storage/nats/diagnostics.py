@@ -187,7 +187,7 @@ MAX_USAGE = 0.9
 
 
 def observe(url: str, timeouts: NatsTimeouts = DEFAULT_TIMEOUTS) -> Iterator[Observation]:
-    """One observation after the other; raises what connecting raises."""
+    """Yield observations of the server. Raises what connecting raises."""
     with closing(NatsClient(address_of(url), timeouts)) as client:
         account = Account(client)
         found = account.info()
@@ -236,7 +236,7 @@ def durability(stream: str, found: Durability, *, is_accepted: bool = False) -> 
 
 
 def clock(theirs: float | None, asked_at: float, answered_at: float) -> Observation:
-    """By how much the server's clock differs from ours, if it can be known."""
+    """The difference between the server's clock and ours, if the server tells its time."""
     if theirs is not None:
         return skew(theirs, asked_at, answered_at)
     return Observation(

@@ -20,7 +20,7 @@ WRONG_SEQUENCE = 10071
 NO_STREAM = 10059
 NO_MESSAGE = 10037
 NO_JETSTREAM = frozenset({10039, 10076})
-"""Not for this account, not at all."""
+"""JetStream is not enabled for the account, or not on the server."""
 _FIRST = replace(TLS_OPTIONS, plain="leave out tls_first unless it has handshake_first; nats://")
 _SILENT = "expecting info"
 _ACCESS_DENIED = ("authorization", "authentication", "permissions", "account")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
 NO_MESSAGES = frozenset({"404", "408"})
-"""There are none now, or there were none in the time that was given."""
+"""Statuses of a pull without messages: there are none now, or none came in time."""
 NO_RESPONDERS = "503"
 TOO_LARGE = "exceeds maxbytes"
 _NAK = b"-NAK"
@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
     stream: str
     sequence: int
-    """In the stream."""
+    """Its sequence number in the stream."""
     place: int
     """Among the deliveries of the consumer: from 1, without gaps."""
     deliveries: int
@@ -147,7 +147,7 @@ class PullSubscription:
             self._ended.set_exception(ConnectionResetError("the connection was lost"))
 
     async def _return(self, client: Client) -> None:
-        """Give back what a pull had brought that failed."""
+        """Give back the messages of a pull that failed."""
         for message in self._messages if client.is_connected else ():
             await self._put_back(message)
 

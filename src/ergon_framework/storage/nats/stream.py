@@ -31,7 +31,7 @@ def instant(text: str) -> float:
 
 
 MAX_BYTES = 8 << 20
-"""Of one answer, about."""
+"""The most bytes in one answer, about."""
 MAX_LATEST = 1000
 """The most subjects in one request, and messages in one answer."""
 _MAX_READS = 200
@@ -51,7 +51,7 @@ class Stored:
 
 
 MAX_MESSAGES = 1000
-"""Of one batch: the server takes no more."""
+"""The most messages in one batch: the server takes no more."""
 _EXPECTED = "Nats-Expected-Last-Sequence"
 _EXPECTED_SUBJECT = "Nats-Expected-Last-Subject-Sequence"
 _COMMIT_ID = "Ergon-Commit"
@@ -66,7 +66,7 @@ class OvertakenError(ConflictError):
 
 @dataclass(frozen=True, slots=True)
 class StreamMessage:
-    """On its way into the stream."""
+    """A message to be written to the stream."""
 
     subject: str
     data: bytes
@@ -99,7 +99,7 @@ class NatsStream:
     # ---- the stream itself ----------------------------------------------------------------------
 
     def state(self) -> StreamState | None:
-        """Its state; None when there is no such stream."""
+        """The state of the stream; None if there is no such stream."""
         answer = self._api(f"STREAM.INFO.{self.name}")
         error = answer.get("error")
         if error and error.get("err_code") == NO_STREAM:
@@ -115,7 +115,7 @@ class NatsStream:
         self._checked(self._api(f"STREAM.CREATE.{self.name}", {"name": self.name, **config}))
 
     def change(self, config: Mapping[str, Any]) -> None:
-        """Give it another configuration."""
+        """Change the configuration of the stream."""
         self._checked(self._api(f"STREAM.UPDATE.{self.name}", {"name": self.name, **config}))
 
     def delete(self, seq: int) -> None:

@@ -37,7 +37,7 @@ class HashPool:
         return self._pool
 
     def close(self) -> None:
-        """Let them end after their work."""
+        """Let the threads end after their work."""
         pool, self._pool = self._pool, None
         if pool is not None and self._pid == os.getpid():
             pool.shutdown(wait=False)
@@ -52,7 +52,7 @@ class Digester:
         self._piece: Future[None] | None = None
 
     def add(self, views: Sequence[bytes | memoryview]) -> None:
-        """Take the next bytes, which must not change, and let another thread see to them."""
+        """Add the next bytes to hash in another thread. They must not change meanwhile."""
         # In order: a digest depends on it, so only one piece is on its way.
         self._settle()
         if sum(map(len, views)) < _MIN_THREAD_BYTES:
@@ -61,7 +61,7 @@ class Digester:
             self._piece = self._hash_pool.pool().submit(self._update, views)
 
     def digest(self) -> bytes:
-        """Of everything so far."""
+        """The digest of all bytes so far."""
         self._settle()
         return self._hash.digest()
 
@@ -76,12 +76,12 @@ class Digester:
 
 
 def named(digest: bytes) -> str:
-    """As digests are written outside."""
+    """A digest as text: ``sha256:`` and hexadecimal digits."""
     return f"sha256:{digest.hex()}"
 
 
 def checked(digest: bytes) -> bytes:
-    """The same digest, if it can be one."""
+    """The digest; raises if it has not the length of one."""
     if len(digest) != SIZE:
         raise FactInvalidError(
             f"a digest has {SIZE} bytes, and this one {len(digest)}",
@@ -115,7 +115,7 @@ class ByteQueue:
         self._parts: list[bytes | bytearray] = []
 
     def add(self, data: bytes | memoryview) -> None:
-        """Take more. What may change later, because it is no ``bytes``, is copied."""
+        """Add bytes. Buffers other than ``bytes`` are copied, because they may change later."""
         self.size += len(data)
         if isinstance(data, bytes) and len(data) >= MIN_KEPT_PIECE:
             self._parts.append(data)
@@ -135,7 +135,7 @@ class ByteQueue:
 
 
 def before(views: Sequence[memoryview], end: int) -> Iterator[memoryview]:
-    """The same bytes up to a place."""
+    """The bytes up to a position."""
     for view in views:
         if end <= 0:
             return
@@ -144,7 +144,7 @@ def before(views: Sequence[memoryview], end: int) -> Iterator[memoryview]:
 
 
 def after(views: Sequence[memoryview], start: int) -> Iterator[memoryview]:
-    """The same bytes from a place on."""
+    """The bytes from a position on."""
     for view in views:
         if start < len(view):
             yield view[max(0, start) :]
@@ -205,7 +205,7 @@ class DirectWriter:
         return done
 
     def close(self) -> None:
-        """Let go of the buffers."""
+        """Release the buffers."""
         self._spare.clear()
 
     def _take(self) -> mmap.mmap:
@@ -309,4 +309,4 @@ class SharedObjectStore(Protocol):
         """Bring back what was removed; whether there was anything to bring back."""
 
     def forget(self, digest: bytes) -> None:
-        """Let go of what was removed for good."""
+        """Drop what is kept in memory of a deleted object."""

@@ -43,7 +43,9 @@ def make_folder(path: Path) -> bool:
 
 
 def is_locked(fd: int) -> bool:
-    """Take the file for this upload alone; whether another one has it. Goes with the process."""
+    """Lock the file for this upload; returns whether another one has it. The lock ends with the
+    process.
+    """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -52,7 +54,7 @@ def is_locked(fd: int) -> bool:
 
 
 def lock(fd: int) -> None:
-    """Take the file's lock, which others hold only for moments. It goes with the descriptor."""
+    """Wait for the file's lock, which others hold only for moments. It ends with the descriptor."""
     fcntl.flock(fd, fcntl.LOCK_EX)
 
 

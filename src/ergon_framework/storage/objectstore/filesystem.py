@@ -161,7 +161,7 @@ class FileUpload:
         self.size = self._written
 
     def write(self, data: bytes | memoryview) -> None:
-        """Take the next bytes."""
+        """Write the next bytes."""
         self._check()
         self._pending.add(data)
         self.size = self._written + self._pending.size
@@ -170,7 +170,7 @@ class FileUpload:
                 self._flush(is_last=False)
 
     def finish(self, expected: bytes | None = None) -> Blob:
-        """Put the bytes on disk under their digest, and answer when they are there."""
+        """Sync the bytes to disk and rename the file to their digest."""
         self._check()
         with self._ended_by_errors():
             self._flush(is_last=True)
@@ -232,7 +232,7 @@ class FileUpload:
 
     @contextlib.contextmanager
     def _ended_by_errors(self) -> Iterator[None]:
-        """Nothing may follow an error: the file could lack bytes that are in the digest."""
+        """Refuse all writes after an error: the file could lack bytes that the digest includes."""
         try:
             with disk.told(self._uploads.folder):
                 yield
@@ -276,13 +276,13 @@ class FileDownload:
         return data
 
     def seek(self, offset: int) -> None:
-        """Go on from there."""
+        """Read on from an offset."""
         if offset < 0:
             raise ValueError(f"there is no byte {offset}")
         self._at = offset
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -321,7 +321,7 @@ class UploadFolder:
         self._is_closed = False
 
     def upload(self) -> FileUpload:
-        """Begin to take bytes in."""
+        """Begin an upload."""
         self.check()
         with disk.told(self.folder):
             path, fd = self._private()
@@ -374,7 +374,7 @@ class UploadFolder:
             )
 
     def close(self) -> None:
-        """Take no more. Uploads that are open belong to their callers."""
+        """Close the store. Uploads that are open belong to their callers."""
         self._is_closed = True
         self.hash_pool.close()
         self.direct.close()
@@ -417,7 +417,7 @@ class FilesystemObjectStore:
     # ---- in -------------------------------------------------------------------------------------
 
     def upload(self) -> FileUpload:
-        """Begin to take bytes in."""
+        """Begin an upload."""
         return self._uploads.upload()
 
     def partial(self, digest: bytes) -> FileUpload:
@@ -445,7 +445,7 @@ class FilesystemObjectStore:
     # ---- out ------------------------------------------------------------------------------------
 
     def open(self, digest: bytes) -> FileDownload | None:
-        """Begin to give bytes out; None when they are not there."""
+        """Begin a download; None if there is no such object."""
         self._uploads.check_open()
         with disk.told(self.folder):
             try:
@@ -567,7 +567,7 @@ class FilesystemObjectStore:
         self._settled.update((digest[:1], digest[:2]))
 
     def _check_folder(self) -> None:
-        """Tell a blob that is missing from a disk that is not mounted."""
+        """Raise if the folder is missing: its disk may not be mounted."""
         if not self._root.is_dir():
             raise FileNotFoundError(errno.ENOENT, "the folder is missing", str(self._root))
 

@@ -38,7 +38,7 @@ class MemoryObjectStore:
         self._is_closed = False
 
     def upload(self) -> MemoryUpload:
-        """Begin to take bytes in."""
+        """Begin an upload."""
         self.check()
         return MemoryUpload(self)
 
@@ -51,13 +51,13 @@ class MemoryObjectStore:
         return MemoryUpload(self, digest, self.take_part(digest))
 
     def open(self, digest: bytes) -> MemoryDownload | None:
-        """Begin to give bytes out; None when they are not there."""
+        """Begin a download; None if there is no such object."""
         self.check()
         data = self.blobs.get(checked(digest))
         return None if data is None else MemoryDownload(data)
 
     def stat(self, digest: bytes) -> Blob | None:
-        """Whether they are there, and how many."""
+        """The size of an object; None if it is not there."""
         self.check()
         data = self.blobs.get(checked(digest))
         return None if data is None else Blob(digest, len(data))
@@ -99,7 +99,7 @@ class MemoryObjectStore:
             return copy_blobs(self, target, digests)
 
     def close(self) -> None:
-        """Take and give no more."""
+        """Close the store."""
         self._is_closed = True
 
     def check(self) -> None:
@@ -119,7 +119,7 @@ class MemoryObjectStore:
         self.blobs[digest] = data
 
     def keep_part(self, digest: bytes, data: bytearray) -> None:
-        """Put the beginning of a blob aside, unless more of it lies there."""
+        """Keep the first part of a blob, unless a longer part is kept."""
         with self._lock:
             there = self._parts.get(digest)
             if there is None or len(there.data) <= len(data):
@@ -138,7 +138,7 @@ class MemoryUpload:
         self.size = len(self._data)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Take the next bytes."""
+        """Write the next bytes."""
         taken = self._open()
         taken += data
         self.size = len(taken)
@@ -191,11 +191,11 @@ class MemoryDownload:
         return data
 
     def seek(self, offset: int) -> None:
-        """Go on from there."""
+        """Read on from an offset."""
         if offset < 0:
             raise ValueError(f"there is no byte {offset}")
         self._at = offset
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the download."""
         self._data = None

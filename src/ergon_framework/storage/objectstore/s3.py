@@ -56,11 +56,11 @@ class StagingArea:
         self._prepare()
 
     def upload(self) -> FileUpload:
-        """Begin to take bytes in."""
+        """Begin an upload."""
         return self._begun(self._uploads.upload)
 
     def partial(self, digest: bytes) -> FileUpload:
-        """Begin, or go on with, an upload whose digest is known."""
+        """Begin or resume an upload whose digest is known."""
         return self._begun(partial(self._uploads.partial, digest))
 
     def sweep(self, older_than: float) -> int:
@@ -69,7 +69,7 @@ class StagingArea:
         return self._uploads.sweep(older_than)
 
     def close(self) -> None:
-        """Take no more; a folder that was only made for this goes, unless an upload is in it."""
+        """Close the staging area. A temporary folder is removed, unless an upload is in it."""
         self._uploads.close()
         if self._is_temporary:
             with contextlib.suppress(OSError):
@@ -83,7 +83,7 @@ class StagingArea:
         path.unlink()
 
     def _begun(self, begin: Callable[[], FileUpload]) -> FileUpload:
-        """Begin an upload. Another process that ends may just remove the folder: then again."""
+        """Begin an upload, again if a process that ends has just removed the folder."""
 
         def attempt() -> FileUpload:
             self._renew()
@@ -195,7 +195,7 @@ class S3ObjectStore:
     # ---- in -------------------------------------------------------------------------------------
 
     def upload(self) -> FileUpload:
-        """Begin to take bytes in."""
+        """Begin an upload."""
         return self.staging.upload()
 
     def partial(self, digest: bytes) -> FileUpload:
@@ -206,7 +206,7 @@ class S3ObjectStore:
         return self.staging.partial(digest)
 
     def _send(self, path: Path, digest: bytes) -> None:
-        """Put the bytes of a file, which have that digest, into the bucket for good."""
+        """Upload a file with this digest to the bucket."""
         size, key = path.stat().st_size, key_of(digest)
         self._refuse_other_owner()
         failpoint("boundary.bucket_put.before")
@@ -219,7 +219,7 @@ class S3ObjectStore:
     # ---- out ------------------------------------------------------------------------------------
 
     def open(self, digest: bytes) -> S3Download | None:
-        """Begin to give bytes out; None when they are not there."""
+        """Begin a download; None if there is no such object."""
         blob, key = self.stat(digest), key_of(digest)
 
         def fetch(start: int, end: int) -> bytes:
@@ -229,7 +229,7 @@ class S3ObjectStore:
         return None if blob is None else S3Download(blob.size, fetch)
 
     def stat(self, digest: bytes) -> Blob | None:
-        """Whether they are there, and how many."""
+        """The size of an object; None if it is not there."""
         self._check_open()
         size = self._client.size(key_of(digest))
         return None if size is None else Blob(digest, size)
@@ -297,7 +297,7 @@ class S3ObjectStore:
         return True
 
     def forget(self, digest: bytes) -> None:
-        """Let go of what was removed for good."""
+        """Drop what is kept in memory of a deleted object."""
         self._check_open()
         self._client.delete(_aside(digest))
 

@@ -76,7 +76,7 @@ class Bucket:
 
     @property
     def place(self) -> str:
-        """As errors call it."""
+        """The name of the place in errors."""
         return f"{self.kind}://{self.name}/{self.prefix}".rstrip("/")
 
 
@@ -317,13 +317,13 @@ class S3Download:
         return data
 
     def seek(self, offset: int) -> None:
-        """Go on from there."""
+        """Read on from an offset."""
         if offset < 0:
             raise ValueError(f"there is no byte {offset}")
         self._at = offset
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the download."""
         self._is_closed = True
         self._window = b""
 
@@ -331,7 +331,7 @@ class S3Download:
 CHUNK = 8 << 20
 """Bytes sent in one request: more of them go as an upload of several parts."""
 MAX_CONCURRENT_PARTS = 4
-"""Such requests of one upload under way together."""
+"""The most concurrent requests of one upload."""
 MAX_SERVER_COPY = 5 << 30
 """The largest object that a server copies in one request."""
 OWNER = "zone"
@@ -372,7 +372,7 @@ class BucketClient:
             )
 
     def size(self, key: str) -> int | None:
-        """Of an object that is there."""
+        """The size of an object; None if it is not there."""
         with self._our_errors():
             try:
                 return self._client.head(key)["size"]
@@ -411,7 +411,7 @@ class BucketClient:
         return is_new
 
     def put_new(self, key: str, data: bytes) -> bool:
-        """Put a few bytes if nothing is there; whether that was so."""
+        """Write a small object unless there is one; returns whether it was written."""
         from obstore.exceptions import AlreadyExistsError
 
         with self._our_errors():
@@ -479,7 +479,7 @@ _MIN_TEMPORARY_ROOM = 1 << 30  # bytes
 
 
 def observe(url: str) -> Iterator[Observation]:
-    """One observation after the other; raises what opening raises. What it writes, it deletes."""
+    """Yield observations of the bucket. Raises what opening raises, and deletes what it writes."""
     client = BucketClient(url)
     client.check(is_opening=True)
     probe = f"probe-{secrets.token_hex(8)}"

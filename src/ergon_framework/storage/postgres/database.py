@@ -202,7 +202,7 @@ class PostgresDatabase:
             self._notifier.changed()
 
     def close(self) -> None:
-        """Let go of everything; may be called twice."""
+        """Close the database. May be called twice."""
         self._notifier.close()
         self._pool.close()
 

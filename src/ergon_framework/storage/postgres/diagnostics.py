@@ -32,7 +32,7 @@ _LONG = 300.0  # seconds that an open transaction may be idle before that is wor
 
 
 def observe(url: str) -> Iterator[Observation]:
-    """One observation after the other; raises what connecting raises."""
+    """Yield observations of the server. Raises what connecting raises."""
     yield encryption(url)
     with connected(url) as (connection, _):
         settings = dict(connection.execute(_ASK, (list(_SETTINGS),)).fetchall())
@@ -66,7 +66,7 @@ def version(settings: Mapping[str, str]) -> Observation:
 
 
 def standby(connection: Connection) -> Observation:
-    """Whether it may be written to."""
+    """Whether the server accepts writes."""
     if _one(connection, "SELECT pg_is_in_recovery()") == "True":
         remedy = "connect to the primary: add target_session_attrs=read-write to the URL"
         return Observation("role", "a standby, which takes no writes", remedy, is_grave=True)
@@ -99,7 +99,7 @@ def durability(settings: Mapping[str, str], commit: str | None) -> Iterator[Obse
 
 
 def connection_usage(settings: Mapping[str, str], in_use: int) -> Observation:
-    """Whether there are connections left; a worker takes up to ten."""
+    """How many connections are left. A worker takes up to ten."""
     reserved = int(settings["superuser_reserved_connections"])
     most = int(settings["max_connections"]) - reserved
     remedy = "" if in_use < MAX_USAGE * most else "raise max_connections, or run fewer processes"

@@ -25,7 +25,7 @@ PostgresJoinable: TypeAlias = Any
 
 _BEGIN = "begin one first, say with connection.transaction()"
 _AWAITED = frozenset({"AsyncConnection", "AsyncSession", "async_scoped_session"})
-"""Of psycopg and of SQLAlchemy."""
+"""The async connection and session classes of psycopg and SQLAlchemy."""
 
 
 @contextmanager

@@ -168,7 +168,7 @@ class Result:
         return self._read().command_tuples or 0
 
     def fetchall(self) -> list[Row]:
-        """Its rows."""
+        """The rows of the result."""
         result = self._read()
         transformer = Transformer(self._pipeline.connection)
         transformer.set_pgresult(result)

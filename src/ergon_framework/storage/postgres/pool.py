@@ -31,10 +31,10 @@ from ergon_framework.storage.postgres.errors import refused, translate
 
 
 class _Closable(Protocol):
-    """As much of a connection as is needed here."""
+    """The part of a connection that ``connect_within`` uses."""
 
     def close(self) -> object:
-        """Let go of it."""
+        """Close the connection."""
 
 
 L = TypeVar("L", bound=_Closable)
@@ -78,7 +78,7 @@ PooledConnection = psycopg.Connection[tuple[object, ...]]
 
 
 class Pooling(Enum):
-    """Who answers on a connection."""
+    """What answers on a connection: the server itself, or a pooler."""
 
     NONE = "the server itself"
     SESSION = "a pooler in session mode"
@@ -147,18 +147,18 @@ class PostgresTimeouts:
     """How long a process waits for its PostgreSQL server, in seconds."""
 
     transaction: float = 30.0
-    """For one transaction; then its connection is closed, whatever the server is doing."""
+    """Seconds for one transaction. Then its connection is closed, whatever the server is doing."""
     lock: float = 10.0
-    """For a lock that another transaction holds; the statement fails then."""
+    """Seconds to wait for a lock of another transaction. Then the statement fails."""
     acquire: float = 10.0
-    """For a connection of the pool that other threads use."""
+    """Seconds to wait for a free connection of the pool."""
     reconnect_delay: float = 0.5
     """Between a failed attempt to connect and the next one. Callers in between get the same error
     at once: without it, every thread of a busy process would wait for a server that is away."""
     keepalive_interval: float = 15.0
     """Without a notification, until the listening connection asks whether the server is there."""
     keepalive_response: float = 5.0
-    """For the answer to that question, and to ``LISTEN``."""
+    """Seconds for the answer to a keepalive query, and to ``LISTEN``."""
 
 
 DEFAULT_TIMEOUTS = PostgresTimeouts()

@@ -22,7 +22,7 @@ _OWN = ("prefix", "persistence", ACKNOWLEDGE)
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """One database of one server, and the part of it that is the store's."""
+    """The address of a Redis database, and the key prefix of the store in it."""
 
     name: str
     """The name shown to users."""

@@ -48,11 +48,11 @@ class RedisTimeouts:
     """How long a client waits for its Redis server, in seconds."""
 
     connect: float = 3.0
-    """For a connection to be established."""
+    """Seconds to establish a connection."""
     handshake: float = 3.0
-    """For the TLS handshake."""
+    """Seconds for the TLS handshake."""
     response: float = 20.0
-    """For a response; a server that is frozen keeps its side of a connection open."""
+    """Seconds for a response: a frozen server keeps its side of the connection open."""
     reconnect_delay: float = 0.5
     """Between a server that did not answer and the next attempt. Callers in between get the same
     error at once: without it, every thread of a busy process would wait for such a server."""
@@ -201,7 +201,7 @@ class RedisScript:
     def __init__(self, source: str, *, keys: int, names: Mapping[str, str]) -> None:
         text = _CONSTANT.sub(lambda word: names.get(word[0], word[0]), source).encode()
         self.text = text
-        """As the server gets it."""
+        """The script as it is sent to the server."""
         self._keys = keys
         self._head = self._words(b"EVALSHA", hashlib.sha1(text).hexdigest().encode())  # noqa: S324
         self._full_head = self._words(b"EVAL", text)
@@ -211,7 +211,7 @@ class RedisScript:
         return _call(self._head, self._keys, keys, args)
 
     def full_call(self, keys: bytes, args: Sequence[bytes]) -> bytes:
-        """The same for a server that may not know it."""
+        """The call with the whole script, for a server that may not have it cached."""
         return _call(self._full_head, self._keys, keys, args)
 
     def _words(self, command: bytes, what: bytes) -> bytes:
@@ -443,7 +443,7 @@ class RedisClient:
             self._silent_until = time.monotonic() + self._timeouts.reconnect_delay
 
     def _follow(self, error: exceptions.MovedError) -> None:
-        """In a cluster another server has the slot of our keys, with all of them."""
+        """Connect to the server of the cluster that now has the slot of our keys."""
         options = self.address.options | {"host": error.host, "port": error.port}
         self._go_to(replace(self.address, options=options))
 

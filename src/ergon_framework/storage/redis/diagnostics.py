@@ -35,7 +35,7 @@ class Persistence:
     synced: str | None
     """When that log is synced: ``always``, ``everysec`` or ``no``."""
     rests_on_rewrite: bool | None
-    """Whether it is not synced while it is being rewritten."""
+    """Whether the append-only file is not synced while it is being rewritten."""
     has_snapshots: bool | None
     evicts: str | None
     """What the server throws away when its memory is full."""
@@ -169,7 +169,7 @@ MAX_USAGE = 0.8
 
 
 def observe(url: str) -> Iterator[Observation]:
-    """One observation after the other; raises what connecting raises."""
+    """Yield observations of the server. Raises what connecting raises."""
     with closing(RedisClient(address_of(url))) as link:
         found = persistence_of(link)
         yield version(found)
@@ -194,7 +194,7 @@ def version(found: Persistence) -> Observation:
 
 
 def role(found: Persistence, *, is_cluster: bool) -> Observation:
-    """Whether it may be written to."""
+    """Whether the server accepts writes."""
     if found.is_replica:
         remedy = "write the address of the primary in the URL"
         return Observation("role", "a replica, which takes no writes", remedy, is_grave=True)

@@ -98,7 +98,7 @@ class PubSubNotifier:
             self._wake()
 
     def _wake(self) -> None:
-        """Let the thread look for what has changed. The caller holds the lock."""
+        """Wake the thread, so that it reads what has changed. The caller holds the lock."""
         if self._wake_socket is not None:
             with suppress(BlockingIOError):  # it has bytes to read already
                 self._wake_socket.send(b".")

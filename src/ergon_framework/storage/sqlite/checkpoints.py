@@ -37,13 +37,15 @@ CHECKPOINT_THREAD = "ergon-checkpoint"
 
 
 class LogOwner(Protocol):
-    """Who writes to the file, as far as a checkpoint needs it."""
+    """The writer of the file, as far as a checkpoint needs it."""
 
     def alone(self) -> AbstractContextManager[sqlite3.Connection]:
         """The writing connection, in a transaction: nobody else in any process writes."""
 
     def idle(self) -> AbstractContextManager[sqlite3.Connection]:
-        """The same connection without a transaction: nobody else in this process writes."""
+        """The writing connection outside a transaction, while no other thread of this process
+        writes.
+        """
 
     def beside(self) -> AbstractContextManager[sqlite3.Connection]:
         """A second connection, used while the writer goes on."""
@@ -77,7 +79,7 @@ class Checkpointer:
         self._has_warned = False
 
     def is_due(self) -> bool:
-        """Whether it is time to look and there is something to do. Call after each commit."""
+        """Whether the log should be checked now and is long enough. Call after each commit."""
         self._left -= 1
         if self._left > 0:
             return False
@@ -151,7 +153,7 @@ class Checkpointer:
             os.close(log)
 
     def _write_slice(self, log: int, owner: LogOwner) -> bool:
-        """One slice; False: the log is long enough, or is no more that of the database."""
+        """Lengthen the log by one slice; False if it is long enough or was replaced."""
         with owner.alone():
             # In a transaction that writes: nobody appends, cuts or removes the log meanwhile.
             found, named = os.fstat(log), self._log.stat()

@@ -237,11 +237,11 @@ class FileWatch:
         return (found.st_dev, found.st_ino) == file
 
     def look_sometimes(self) -> int:
-        """Like :meth:`look`, but mostly from memory."""
+        """Like :meth:`look`, but reads the path at most once per ``interval``."""
         return self.look() if time.monotonic() >= self.next_at else self.generation
 
     def refuse(self, refusal: StoreUnavailableError) -> None:
-        """Let every further look fail, and with it every use of the file."""
+        """Make every later :meth:`look` raise, and with it every use of the file."""
         self.refusal = refusal
         self.next_at = 0.0
 
@@ -275,7 +275,7 @@ class WriteConnection:
         self._is_synced = True  # commits wait for the disk
 
     def adopt(self, schema: SqliteSchema, timeout: float) -> None:
-        """Open now and bring the tables of one more part up to date, so that trouble shows."""
+        """Open the file now and migrate the tables of one more part, so that problems show."""
         if schema in self._schemas:
             self.ready(timeout)
             return
@@ -549,7 +549,7 @@ class ReadPool:
         return is_quiet
 
     def resume(self) -> None:
-        """End what :meth:`hold` began, in the thread that called it: its locks are held."""
+        """Allow reads again. The thread that called :meth:`hold` calls it: it has the locks."""
         self._free.release()
         self._counting.release()
 

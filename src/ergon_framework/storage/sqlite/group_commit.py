@@ -38,7 +38,7 @@ Work = Callable[[sqlite3.Connection], Any]
 
 
 def _nothing(_: sqlite3.Connection) -> None:
-    """The work of a caller that has none."""
+    """The work of a caller without work."""
 
 
 class PendingWrite:
@@ -65,7 +65,9 @@ class PendingWrite:
         self.timeout = timeout
         self.is_synced = is_synced
         self.may_leave = may_leave
-        """Whether it may time out while it waits: the leader asks before it runs the work."""
+        """Whether the caller may time out while it waits. The leader checks that before it runs the
+        work.
+        """
         self.is_gone = False
         self.is_begun = False
         self.thread = get_ident()
@@ -78,7 +80,7 @@ class PendingWrite:
         wake.acquire()
 
     def outcome(self) -> Any:
-        """What its work returned; raises what it raised."""
+        """The result of the work; raises what the work raised."""
         if self.error is not None:
             raise self.error
         return self.result
@@ -116,7 +118,7 @@ class CommitQueue:
 
     @property
     def waiting(self) -> int:
-        """How many callers wait to lead, or to be served by who leads."""
+        """How many callers wait to lead, or for the leader to serve them."""
         return len(self._waiting)
 
     @property
@@ -180,7 +182,7 @@ class CommitQueue:
             self.group, self._waiting = self.group[:1], rest
 
     def wake_served(self) -> None:
-        """Wake the group: those that were served, and those that never will be."""
+        """Wake the callers of the group, served or not."""
         group = self.group
         for pending in group:
             if not pending.is_served:
@@ -352,7 +354,7 @@ class GroupCommitWriter:
         return result
 
     def adopt(self, schema: SqliteSchema, timeout: float) -> None:
-        """Open now and bring the tables of one more part up to date, so that trouble shows."""
+        """Open the file now and migrate the tables of one more part, so that problems show."""
         with self.exclusive():
             self._connection.adopt(schema, timeout)
 
@@ -433,7 +435,7 @@ class GroupCommitWriter:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[sqlite3.Connection]:
-        """The same in a transaction that is undone: nobody else in any process writes."""
+        """Like ``idle``, in a transaction that is rolled back: no other process writes."""
         with self.exclusive():
             connection = self._connection.begin(CHECKPOINT_TIMEOUT, is_synced=True)
             try:
@@ -444,7 +446,7 @@ class GroupCommitWriter:
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[sqlite3.Connection]:
-        """A connection that keeps nobody from writing; kept, since opening one takes a while."""
+        """A second connection, which blocks no writer. Opening one takes a while, so it is kept."""
         generation = self._watch.look_sometimes()
         if self._beside is None or self._beside[1] != generation:
             self._drop_beside()
@@ -583,7 +585,7 @@ class GroupCommitWriter:
             self._begin_checkpoint()
 
     def _begin_checkpoint(self) -> None:
-        """Have a thread do it: neither this caller nor the next ones wait for its disk."""
+        """Checkpoint in a thread, so that no caller waits for the disk."""
         # While the interpreter ends, no other thread runs: one would be waited for without end.
         if self._checkpointing.locked() or sys.is_finalizing():
             return

@@ -58,7 +58,7 @@ class MemoryFactLog:
         *,
         capacity: int | None = None,
     ) -> None:
-        """The same, and ``done`` is called at once: there is nothing to wait for."""
+        """Like ``append``. ``done`` is called at once, as nothing waits here."""
         answer: list[AppendOutcome] | BaseException
         try:
             answer = self.append(log, facts, capacity=capacity)
@@ -67,7 +67,7 @@ class MemoryFactLog:
         done(answer)
 
     def find(self, from_zone: str, message_id: str, log: str | None = None) -> LedgerEntry | None:
-        """Look an id up in one log, or in all: ``outbound`` first."""
+        """Find a fact by its id in one log, or in all logs, ``outbound`` first."""
         with self._database.step() as state:
             for memory_log in _in_order(state):
                 found = memory_log.find(from_zone, message_id)
@@ -169,7 +169,7 @@ class MemoryFactLog:
             return outcomes
 
     def watch_waits(self, seen: BeforeWait) -> None:
-        """Nothing is waited for here."""
+        """Does nothing: appends in memory never wait."""
 
     def watch_heads(self, seen: Callable[[str, int], None]) -> None:
         """What is in memory cannot go back in time."""
@@ -240,5 +240,5 @@ def _settled_by_all(state: ZoneState, log: str) -> int:
 
 
 def _confirmed_by_all(state: ZoneState, log: str) -> int:
-    """Up to where every consumer has confirmed; 0 where there is none."""
+    """The offset up to which every consumer has confirmed; 0 without consumers."""
     return min((one.cursor for one in state.consumers.values() if one.log == log), default=0)

@@ -18,7 +18,7 @@ class MemoryObjects:
         self._database = database
 
     def bind(self, bucket: str, key: str, digest: bytes, size: int) -> StoredObject:
-        """Give bytes that are on disk a name; other bytes under it: ``ObjectConflictError``."""
+        """Name a stored blob. ``ObjectConflictError`` if the name stands for other bytes."""
         with self._database.step() as state:
             new = StoredObject(bucket, key, digest, size, self._database.clock())
             kept = state.objects.setdefault((bucket, key), new)
@@ -61,7 +61,7 @@ class MemoryObjects:
             return sorted(old, key=lambda kept: (kept.at, kept.bucket, kept.key))[:limit]
 
     def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
-        """Take the name away; the object, when no other name stands for its bytes."""
+        """Remove the name; returns the object if no other name stands for its bytes."""
         with self._database.step() as state:
             kept = state.objects.get((bucket, key))
             # It was put again since the caller listed it as an orphan.
@@ -154,7 +154,7 @@ class MemoryLinks:
             return state.links[peer]
 
     def renew_epoch(self, epoch: str, why: str) -> StoreInfo:
-        """Begin a new epoch, unless the store has another one than ``epoch`` already."""
+        """Begin a new epoch, if ``epoch`` is still the current one."""
         with self._database.step() as state:
             if state.info.epoch == epoch:
                 self._note(state, "new_epoch", f"{why}; its epoch was {epoch}")

@@ -53,7 +53,7 @@ class MemoryFactRecords:
             return list(bounded(records, limit))
 
     def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
-        """Put records of one kind in, in order."""
+        """Write records of one kind, in order."""
         with self._database.step() as state:
             self._check(fence)
             for copy in records:

@@ -57,7 +57,7 @@ class MemoryRow:
 
     @property
     def is_marker(self) -> bool:
-        """Whether it only takes the offset of a loss."""
+        """Whether the row only stands for a loss at this offset."""
         return self.fact.to_zone == NOBODY
 
     @property
@@ -91,7 +91,7 @@ class MemoryLog:
     latest: dict[str, int] = field(default_factory=dict)
     """The last offset of a fact to each zone."""
     gaps: list[Gap] = field(default_factory=list)
-    """In order of their beginning."""
+    """Gaps in the order of their first offsets."""
 
     @property
     def head(self) -> int:
@@ -131,7 +131,7 @@ class MemoryLog:
                 yield row
 
     def add(self, new: NewFact, now: float) -> int:
-        """Put a fact at the end; its offset."""
+        """Append a fact; returns its offset."""
         offset = self.head + 1
         fact = StoredFact(
             offset,
@@ -153,7 +153,7 @@ class MemoryLog:
         return offset
 
     def drop(self, through: int) -> int:
-        """Let go of the rows up to an offset; how many."""
+        """Drop the rows up to an offset; returns how many."""
         count = max(0, min(through, self.head) + 1 - self.first)
         if count:
             gone, self.rows = self.rows[:count], self.rows[count:]
@@ -172,7 +172,7 @@ class MemoryLog:
         self._record(Gap(self.name, first, self.first - 1, reason, now))
 
     def lose_at_peer(self, gap: Gap, now: float) -> bool:
-        """Put a loss of the peer at the end; False when it is known."""
+        """Append a loss of the peer; False if it is known already."""
         new = marker(gap)
         if self.find(new.from_zone, new.message_id) is not None:
             return False
@@ -269,7 +269,7 @@ class ZoneState:
     info: StoreInfo
     logs: dict[str, MemoryLog] = field(default_factory=dict)
     ledger: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
-    """Of all logs: an id's key stands for its log as well."""
+    """The offsets and digests of all facts. A key includes the log."""
     consumers: dict[str, ConsumerInfo] = field(default_factory=dict)
     """Without ``lag`` and ``waiting_since``, which are computed when they are read."""
     items: dict[int, Quarantined] = field(default_factory=dict)
@@ -287,7 +287,7 @@ class ZoneState:
     """Whether this step added facts."""
 
     def __post_init__(self) -> None:
-        """There is always a log of facts that go out."""
+        """Create the ``outbound`` log, which always exists."""
         self.memory_log(OUTBOUND)
 
     def memory_log(self, log: str) -> MemoryLog:
@@ -374,7 +374,7 @@ class MemoryDatabase:
                 self.wakes.remove(wake)
 
     def close(self) -> None:
-        """Take no more calls. Closing twice is fine."""
+        """Refuse further calls. May be called twice."""
         with self._lock:
             self._is_closed = True
             self.wakes.clear()

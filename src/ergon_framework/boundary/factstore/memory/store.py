@@ -46,5 +46,5 @@ class MemoryFactStore(FactStoreOfParts):
         )
 
     def close(self) -> None:
-        """Take no more calls. Closing twice is fine."""
+        """Refuse further calls. May be called twice."""
         self.database.close()

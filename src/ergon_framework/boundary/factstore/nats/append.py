@@ -63,7 +63,7 @@ class StreamPlacement:
         return Reference(found.bucket, found.key, found.digest, found.size)
 
     def place(self, log: str, fact: PreparedFact) -> int:
-        """Put a new fact at the end of a log; its offset."""
+        """Append a new fact to a log; returns its offset."""
         transaction, new = self._transaction, fact.new
         log_state = transaction.log_state_or_new(log)
         if new.references:

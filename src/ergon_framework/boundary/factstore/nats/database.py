@@ -146,11 +146,11 @@ class NatsDatabase:
 
     @property
     def url(self) -> str:
-        """Where it is, without a password."""
+        """The URL of the store, without a password."""
         return self.stream.client.address.name
 
     def close(self) -> None:
-        """Let go of everything. Closing twice is fine."""
+        """Close the connection. May be called twice."""
         self.notifier.close()
 
     # ---- transactions ---------------------------------------------------------------------------
@@ -310,7 +310,7 @@ class NatsDatabase:
         return StreamTransaction(self.stream, self.subjects, memory, is_sure=is_sure)
 
     def begin_read(self) -> StreamTransaction:
-        """Begin a transaction that only reads, and does not hold up others."""
+        """Begin a transaction that only reads and blocks no other."""
         last = self.opening.standing().last
         with self._turn:
             if last != self._memory.last or not self._is_current():

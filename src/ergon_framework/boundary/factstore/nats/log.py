@@ -69,9 +69,10 @@ from ergon_framework.ports.factstore import (
 from ergon_framework.storage.nats.errors import too_large
 
 MAX_MESSAGES = 600
-"""Of the entries of one commit: each may bring a gap, an item and names of objects along."""
+"""The most messages in one commit for its entries: each may bring a gap, an item and object names.
+"""
 MAX_ITEMS = 150
-"""Of one commit."""
+"""The most quarantined items in one commit."""
 
 
 @dataclass(slots=True)
@@ -83,7 +84,7 @@ class _Arrival:
 
 
 DropBound: TypeAlias = Callable[[StreamTransaction], int]
-"""Up to where a log may be dropped, by what is written when that is asked."""
+"""Returns the offset up to which a log may be dropped, as of the transaction."""
 
 
 MAX_FACTS = 300
@@ -129,7 +130,7 @@ class NatsLog:
         capacity: int | None = None,
         group_done: Callable[[], None] | None = None,
     ) -> None:
-        """The same without waiting: ``done`` is called, by another thread, after the commit."""
+        """Append without waiting. ``done`` is called by another thread after the commit."""
         try:
             asked = self.prepared(log, facts, capacity)
         except StoreError as error:
@@ -145,15 +146,15 @@ class NatsLog:
         return Append(log, prepared, capacity)
 
     def watch_waits(self, seen: BeforeWait) -> None:
-        """Tell when an append is about to wait."""
+        """Call ``seen`` when an append is about to wait."""
         self._before_waiting = GuardedCallback(seen, "waits")
 
     def watch_heads(self, seen: Callable[[str, int], None]) -> None:
-        """Tell up to which offset a log has grown."""
+        """Call ``seen`` with the new head of a log."""
         self._heads_seen = GuardedCallback(seen, "heads")
 
     def watch_commits(self, seen: Callable[[int, float], None]) -> None:
-        """Tell of each group of appends: how many facts, and the seconds it took."""
+        """Call ``seen`` for each group of appends, with its number of facts and its seconds."""
         self._watch = GuardedCallback(seen, "commits")
 
     def close(self) -> None:
@@ -190,7 +191,7 @@ class NatsLog:
     # ---- reading --------------------------------------------------------------------------------
 
     def find(self, from_zone: str, message_id: str, log: str | None = None) -> LedgerEntry | None:
-        """Look an id up in one log, or in all: ``outbound`` first."""
+        """Find a fact by its id in one log, or in all logs, ``outbound`` first."""
 
         def work(transaction: StreamTransaction) -> LedgerEntry | None:
             found = [each for each in transaction.log_states() if log in {None, each.name}]
@@ -409,7 +410,9 @@ def _move(transaction: StreamTransaction, peer: str, link: Link) -> None:
 def _dropped(
     log: str, bound: DropBound, reason: str | None, now: float, transaction: StreamTransaction
 ) -> tuple[int, int]:
-    """Let the log begin higher; how many are gone, and below which sequence."""
+    """Move the start of a log; returns how many facts were dropped, and the sequence they lie
+    below.
+    """
     log_state = transaction.log_state(log)
     last = 0 if log_state is None else min(bound(transaction), log_state.head)
     if log_state is None or last < log_state.first:
@@ -435,7 +438,7 @@ def _dropped(
 def _latest_below(
     transaction: StreamTransaction, log_state: LogState, last: int, place: EntryPosition
 ) -> dict[str, int]:
-    """For each zone, the last offset up to one of a fact to it."""
+    """For each zone, the offset of the last fact to it, up to a given offset."""
     found: dict[str, int] = {}
     for zone, offset in log_state.latest.items():
         if offset > last:
@@ -472,7 +475,7 @@ def _settled_by_all(transaction: StreamTransaction, log: str) -> int:
 
 
 def _slowest_cursor(transaction: StreamTransaction, log: str) -> int | None:
-    """Up to where every consumer has confirmed; None where there is no consumer."""
+    """The offset up to which every consumer has confirmed; None without consumers."""
     return min((one.cursor for one in _readers(transaction, log)), default=None)
 
 

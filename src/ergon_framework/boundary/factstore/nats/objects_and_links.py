@@ -86,13 +86,13 @@ class FirstNames:
         self._limit = limit
         self._kept: dict[str, tuple[NamePlace, ObjectRecord]] = {}
         self.end: NamePlace | None = None
-        """From here on some were left out; None while none was."""
+        """The first name that was dropped; None if none was."""
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def take(self, message: Stored) -> None:
-        """Take one message of a name, which replaces an earlier one."""
+        """Add the message of a name, replacing an earlier one."""
         self._kept.pop(message.subject, None)
         if message.data == GONE:
             return
@@ -155,7 +155,7 @@ class NatsObjects:
         self._last_scan: _LastScan | None = None
 
     def bind(self, bucket: str, key: str, digest: bytes, size: int) -> StoredObject:
-        """Give bytes that are on disk a name; other bytes under it: ``ObjectConflictError``."""
+        """Name a stored blob. ``ObjectConflictError`` if the name stands for other bytes."""
 
         def work(transaction: StreamTransaction) -> StoredObject:
             kept = transaction.get(
@@ -238,7 +238,7 @@ class NatsObjects:
         return scan_names(read, order, after, limit, max_names=self._max_names)
 
     def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
-        """Take the name away; the object, when no other name stands for its bytes."""
+        """Remove the name; returns the object if no other name stands for its bytes."""
 
         def work(transaction: StreamTransaction) -> tuple[StoredObject, bool] | None:
             kept = transaction.get(ObjectRecord, transaction.subjects.object(bucket, key))
@@ -303,7 +303,7 @@ def put_name(transaction: StreamTransaction, name: ObjectRecord, *, is_new: bool
 
 
 def drop_name(transaction: StreamTransaction, name: ObjectRecord) -> None:
-    """Take a name away."""
+    """Remove a name."""
     transaction.put(transaction.subjects.object(name.bucket, name.key), None)
     transaction.put(transaction.subjects.content(name.digest, name.bucket, name.key), None)
     tally = transaction.tally
@@ -378,7 +378,7 @@ class NatsLinks:
         )
 
     def renew_epoch(self, epoch: str, why: str) -> StoreInfo:
-        """Begin a new epoch, unless the store has another one than ``epoch`` already."""
+        """Begin a new epoch, if ``epoch`` is still the current one."""
 
         def work(transaction: StreamTransaction) -> None:
             found = transaction.get(ZoneRecord, transaction.subjects.zone)

@@ -61,7 +61,7 @@ from ergon_framework.ports.transfer import (
 
 
 def put(records: Sequence[TransferRecord], transaction: StreamTransaction) -> None:
-    """Put records of one kind in, in order."""
+    """Write records of one kind, in order."""
     if isinstance(records[0], FactIdRecord):
         _put_ids(transaction, cast("Sequence[FactIdRecord]", records))
         return
@@ -268,7 +268,7 @@ _DIGEST = 16
 _MOVING = "moving"
 """The attribute of the store that says which move has it, and until when."""
 MAX_RECORDS = 300
-"""Of one commit: each is a few messages, and a batch has an end."""
+"""The most records in one commit: each is a few messages, and a batch takes only so many."""
 
 
 class NatsFactRecords:
@@ -294,7 +294,7 @@ class NatsFactRecords:
         )
 
     def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
-        """Put records of one kind in, in order; many in several commits, if all of them fit."""
+        """Write records of one kind in order; many of them in several commits, if all fit."""
         with self._database.guard.set(_check_of(fence)):
             for copy in records:
                 if isinstance(copy, LogRecord):

@@ -64,7 +64,7 @@ class LogEntry:
 
     @property
     def is_marker(self) -> bool:
-        """Whether it only takes the offset of a loss."""
+        """Whether the entry only stands for a loss at this offset."""
         return self.to_zone == NOBODY
 
     @property
@@ -73,7 +73,7 @@ class LogEntry:
         return len(self.envelope) + len(self.fact)
 
     def follows(self, chain: bytes) -> bool:
-        """Whether it is sound and the next link of a chain."""
+        """Whether the entry is undamaged and the next link of the hash chain."""
         return self.seal is not None and next_chain(chain, self.seal) == self.chain
 
     def seen(self, to_zone: str | None) -> StoredFact:
@@ -111,7 +111,7 @@ class Known:
     seq: int = 0
     """Where the fact was put; 0 when it came here without one."""
     envelope: bytes | None = None
-    """Of a fact that is kept."""
+    """The envelope of the fact; None if its payload was dropped."""
 
 
 def encode_entry(
@@ -201,7 +201,7 @@ def encode_id(known: Known) -> bytes:
 
 
 def read_id(data: bytes) -> Known:
-    """The same, read again."""
+    """Decode what the ledger has for an id."""
     _, offset, seq = _ID.unpack_from(data)
     return Known(offset, data[_ID.size :], seq)
 
@@ -243,13 +243,13 @@ class ConsumerRecord:
     lease: float = 0.0
     created_at: float = 0.0
     is_gone: bool = False
-    """It was deleted. Its name is kept for the sake of the following."""
+    """Whether the consumer was deleted. Its name is kept for the fields that follow."""
     items_above: int = 0
     """Items up to this number were forgotten with an earlier consumer of this name."""
     nothing_released: int = -1
     """How many notes there were when nothing was released: each release writes a note."""
     aside_through: int = LAST
-    """Nothing behind this offset was ever set aside."""
+    """No offset above this one was ever quarantined."""
 
 
 @dataclass(slots=True)
@@ -266,7 +266,7 @@ class ObjectRecord:
 
 @dataclass(slots=True)
 class QuarantineMessage:
-    """Something that was set aside."""
+    """A quarantined item."""
 
     id: int
     consumer: str
@@ -280,7 +280,7 @@ class QuarantineMessage:
     envelope: bytes = b""
     fact: bytes = b""
     is_served: bool = False
-    """It was released and has gone out since."""
+    """Whether the item was released and has been served since."""
 
 
 @dataclass(slots=True)
@@ -346,7 +346,7 @@ class LogState:
 
     name: str
     number: int
-    """It is part of the hash chain."""
+    """The number of the entry, which is part of the hash chain."""
     first: int = 1
     """The lowest offset that is kept."""
     first_seq: int = 0
@@ -359,7 +359,7 @@ class LogState:
     cut_at: float | None = None
     """When the last one was recorded."""
     cut_latest: dict[str, int] = field(default_factory=dict)
-    """For each zone, the last offset of a fact to it."""
+    """The offset of the last fact to each zone."""
     head: int = 0
     head_seq: int = 0
     """The sequence of the last entry; 0 when none is kept."""
@@ -370,7 +370,7 @@ class LogState:
     """The latest instant at which anything was recorded."""
     last_at: float | None = None
     latest: dict[str, int] = field(default_factory=dict)
-    """For each zone, the last offset of a fact to it."""
+    """The offset of the last fact to each zone."""
     gaps: int = 0
     """How many losses were ever recorded."""
     young: dict[bytes, Known] = field(default_factory=dict, metadata=UNWRITTEN)
@@ -382,7 +382,7 @@ class LogState:
         return self.total - self.cut_total
 
     def grow(self, entry: LogEntry) -> None:
-        """Take in an entry behind those that the record covers."""
+        """Include the next entry in the record."""
         proof = entry.proof
         self.head, self.head_seq, self.chain = entry.offset, entry.seq, entry.chain
         self.total, self.risen_at, self.last_at = entry.total, entry.risen_at, entry.recorded_at
@@ -392,7 +392,7 @@ class LogState:
         self.young[key] = Known(entry.offset, proof.digest, entry.seq, entry.envelope)
 
     def copy(self) -> LogState:
-        """One for a step that may fail."""
+        """A copy, for a step that may fail."""
         return replace(
             self,
             cut_latest=dict(self.cut_latest),
@@ -499,11 +499,11 @@ class Subjects:
         return f"{self.root}.consumer.{token(name)}"
 
     def item(self, consumer: str, number: int) -> str:
-        """Something that was set aside."""
+        """The subject of a quarantined item."""
         return f"{self.root}.item.{token(consumer)}.{number}"
 
     def item_numbered(self, number: int) -> str:
-        """The same, for whomever."""
+        """The subject of a quarantined item, for any consumer."""
         return f"{self.root}.item.*.{number}"
 
     def items_of(self, consumer: str) -> str:
@@ -511,7 +511,7 @@ class Subjects:
         return f"{self.root}.item.{token(consumer)}.*"
 
     def whole(self, consumer: str, content: bytes) -> str:
-        """That something was set aside with its payload."""
+        """The subject of a quarantined item with its payload."""
         return f"{self.root}.whole.{token(consumer)}.{hashlib.sha256(content).hexdigest()}"
 
     def wholes_of(self, consumer: str) -> str:
@@ -527,7 +527,7 @@ class Subjects:
         return f"{self.root}.object.{token(bucket)}.*"
 
     def content(self, digest: bytes, bucket: str, key: str) -> str:
-        """That a name stands for these bytes."""
+        """The subject that says that a name stands for these bytes."""
         return f"{self.root}.bytes.{digest.hex()}.{token(bucket)}.{token(key)}"
 
     def names_of(self, digest: bytes) -> str:

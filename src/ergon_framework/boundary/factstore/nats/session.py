@@ -59,7 +59,9 @@ class RecordCache:
         self.log_states: dict[str, LogState] = {}
         """Logs with their young entries."""
         self.places: dict[tuple[str, int], EntryPosition] = {}
-        """Of entries, which never move; only a server that loses messages makes them wrong."""
+        """The positions of entries. Entries never move, so only a server that loses messages makes
+        them wrong.
+        """
         self._written: Counter[str] = Counter()
         """How often this process wrote each record since its old messages were trimmed."""
 
@@ -123,7 +125,7 @@ class RecordCache:
         return seen
 
     def learn(self, seen: RecordCache) -> None:
-        """Take over what a reading transaction has read, unless the stream has grown since."""
+        """Adopt the records of a reading transaction, unless the stream has grown since."""
         if seen.last == self.last:
             self.records |= seen.records
             self.lists |= seen.lists

@@ -80,7 +80,7 @@ class StreamSetup:
 
     @property
     def name(self) -> str:
-        """Where it is, without a password."""
+        """The URL of the store, without a password."""
         return self.stream.client.address.name
 
     def meet(self) -> None:
@@ -131,7 +131,9 @@ class StreamSetup:
         self._say({_MOVING: "1"})
 
     def tell_earlier_versions(self, place: str | None) -> None:
-        """Say where the zone went in the metadata, where earlier versions look for it."""
+        """Write the zone's new place into the stream's metadata, where earlier versions look for
+        it.
+        """
         self._say({_MOVED_TO: place})
 
     def _say(self, words: Mapping[str, str | None]) -> None:
@@ -275,7 +277,7 @@ def _found(transaction: StreamTransaction, zone: str, now: float) -> None:
 
 
 def renew(transaction: StreamTransaction, found: ZoneRecord, now: float, why: str) -> None:
-    """Begin a new epoch, and write down why."""
+    """Begin a new epoch, and write the reason into the journal."""
     transaction.note(now, "new_epoch", f"{why}; its epoch was {found.epoch}")
     record = ZoneRecord(found.zone, secrets.token_hex(8), found.created_at)
     transaction.put(transaction.subjects.zone, record)

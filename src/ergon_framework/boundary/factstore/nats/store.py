@@ -49,7 +49,7 @@ class NatsFactStore(FactStoreOfParts):
 
     @property
     def url(self) -> str:
-        """Where it is, without a password."""
+        """The URL of the store, without a password."""
         return self.database.url
 
     @property
@@ -71,6 +71,6 @@ class NatsFactStore(FactStoreOfParts):
         )
 
     def close(self) -> None:
-        """Let go of everything, after what was left to be appended. Closing twice is fine."""
+        """Close the store after pending appends. May be called twice."""
         self.log.close()
         self.database.close()

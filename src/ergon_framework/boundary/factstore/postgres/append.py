@@ -95,7 +95,7 @@ class PipelineExecutor:
         *,
         is_planned: bool,
     ) -> list[PGresult]:
-        """One attempt at it; the answers to the transaction."""
+        """Send one attempt of a transaction; returns the answers."""
         line = connection.pgconn
         is_shared = local_settings(connection) is not None
         is_planned = is_planned or is_shared
@@ -275,7 +275,7 @@ class CachedTables:
         raise LookupNeededError
 
     def write_back(self, row: Row) -> None:
-        """Put a row in the place of the one with its number."""
+        """Overwrite the stored row that has the number of this one."""
         raise LookupNeededError
 
     def view(self, log: LogRow, to_zone: str) -> int:
@@ -304,7 +304,7 @@ class LockedTables(CachedTables):
         return None if row is None else row[0]
 
     def write_back(self, row: Row) -> None:
-        """Put a row in the place of the one with its number."""
+        """Overwrite the stored row that has the number of this one."""
         number, *columns = row
         self._session.send("logs.write_back", *columns, number)
 
@@ -377,7 +377,7 @@ class LockedAppend:
         self._tables = LockedTables(session, cache)
         self.placed = PlacedRows(now, self._tables)
         self.epoch = ""
-        """Of the store that the logs are in."""
+        """The epoch of the store that the logs belong to."""
         self._look_up(wanted)
 
     def finish(self) -> None:

@@ -125,7 +125,7 @@ class PostgresSession:
         return self.send(statement, *values).rowcount
 
     def run_all(self, statement: str, rows: Iterable[Row]) -> None:
-        """The same statement with many values."""
+        """Run one statement for many rows of values."""
         for row in rows:
             self.send(statement, *row)
 

@@ -145,7 +145,7 @@ class PostgresAppender:
     def receive(
         self, peer: str, arrived: Arrival, before_wait: BeforeWait
     ) -> tuple[list[AppendOutcome], int]:
-        """Take in a page of a peer in one commit; the outcomes, and how many rows are new."""
+        """Append a peer's page in one commit; returns the outcomes, and how many rows are new."""
         keys = [fact.key for fact in arrived.prepared]
         wanted = Lookup([arrived.log] if keys else [], keys)
 
@@ -163,7 +163,7 @@ class PostgresAppender:
         return self._write(whole, "receive", before_wait)
 
     def find(self, from_zone: str, message_id: str, log: str | None) -> LedgerEntry | None:
-        """Look an id up in one log, or in all: ``outbound`` first."""
+        """Find a fact by its id in one log, or in all logs, ``outbound`` first."""
 
         def work(session: PostgresSession) -> LedgerEntry | None:
             names = [row[0] for row in session.all("logs.logs")]
@@ -448,6 +448,6 @@ class PostgresFactStore(FactStoreOfParts):
         )
 
     def close(self) -> None:
-        """Let go of everything, after what was left to be appended. Closing twice is fine."""
+        """Close the store after pending appends. May be called twice."""
         self.log.close()
         self._notifier.close()

@@ -76,7 +76,7 @@ class LogTables(Protocol):
         """Where the facts of a view go."""
 
     def write_back(self, row: Row) -> None:
-        """Put a row in the place of the one with its number."""
+        """Overwrite the stored row that has the number of this one."""
 
     def object(self, wanted: Reference) -> Reference | None:
         """What a name stands for."""
@@ -105,7 +105,7 @@ class RowPlacement:
         self.now = now
         self.rows: list[Row] = []
         self.fresh: dict[bytes, tuple[int, NewFact]] = {}
-        """Of each of the rows, in the same order: its key, and what it is."""
+        """The fact of each row by its key, in the order of the rows."""
         self._tables = tables
         self._views: dict[int, ZoneView] = {} if views is None else views
         self._new_runs: list[Row] = []
@@ -133,7 +133,7 @@ class RowPlacement:
         return KnownFact(offset, digest, Condition.REPAIRED, repaired[5])
 
     def place(self, log: LogRow, fact: PreparedFact) -> int:
-        """Put a new fact at the end of a log; its offset."""
+        """Append a new fact to a log; returns its offset."""
         new = fact.new
         if new.references:
             self._tables.refer(new.references)
@@ -149,7 +149,9 @@ class RowPlacement:
         return offset
 
     def load(self, copy: FactRecord, fact: PreparedFact) -> None:
-        """Take in a fact of another store where it lay there, unless it is here."""
+        """Append a fact of another store at the offset that it has there, unless it is here
+        already.
+        """
         log = self.log(copy.log)
         # A move that goes on after it was cut off brings its last page again.
         if copy.fact.offset <= log.head:
@@ -268,7 +270,7 @@ def arrival(
     refused: Sequence[Quarantined],
     gaps: Sequence[Gap],
 ) -> Arrival:
-    """Put facts and losses in order, and prepare them."""
+    """Sort facts and losses by offset, and prepare them."""
     log = INBOUND + peer
     entries = hashchain.in_order(facts, gaps)
     new = [hashchain.marker(each) if isinstance(each, Gap) else each for each in entries]

@@ -71,7 +71,7 @@ class Cut:
 
 
 def last_to_drop(session: SqlSession, log: LogRow, through: int, loss_reason: str | None) -> int:
-    """Up to where payloads may go."""
+    """The last offset whose payload may be dropped."""
     last = min(through, log.head)
     return last if loss_reason is not None else min(last, _settled_by_all(session, log))
 
@@ -140,7 +140,7 @@ Look = Callable[[Callable[[SqlSession, Knows], "Leg"]], "Leg"]
 
 @dataclass(slots=True)
 class Leg:
-    """One stretch of the way: what was found, and where it ended."""
+    """One step of a verification: the flaws that it found, and the offset it has reached."""
 
     reached: int
     chain: bytes
@@ -149,7 +149,7 @@ class Leg:
 
 
 def walk(look: Look, log: str, after: int) -> Iterator[Flaw | int]:
-    """Flaws as they are found, and the offset reached; between two stretches nothing is held."""
+    """Yield flaws as they are found, and the offset reached. No lock is held between two steps."""
     leg = Leg(after, b"")
     while not leg.is_end:
         start, chain = leg.reached, leg.chain
@@ -252,7 +252,7 @@ def _missing(log: LogRow, first: int, last: int) -> Flaw:
 
 
 LastOf: TypeAlias = Callable[[Any, LogRow], int]
-"""Up to which offset payloads of a log may go, asked within the transaction that drops them."""
+"""Returns the last offset whose payload may be dropped, within the transaction that drops it."""
 
 
 class Appender(Protocol):
@@ -266,10 +266,10 @@ class Appender(Protocol):
     def receive(
         self, peer: str, arrived: Arrival, before_wait: BeforeWait
     ) -> tuple[list[AppendOutcome], int]:
-        """Take in a page of a peer in one commit; the outcomes, and how many rows are new."""
+        """Append a peer's page in one commit; returns the outcomes, and how many rows are new."""
 
     def find(self, from_zone: str, message_id: str, log: str | None) -> LedgerEntry | None:
-        """Look an id up in one log, or in all: ``outbound`` first."""
+        """Find a fact by its id in one log, or in all logs, ``outbound`` first."""
 
     def drop(self, log: str, last_of: LastOf, loss_reason: str | None, max_facts: int) -> Cut:
         """Drop up to ``max_facts`` payloads, up to where ``last_of`` says, in one commit."""
@@ -333,7 +333,7 @@ class SqlLog:
         self._appends.call_soon(asked, done, group_done)
 
     def find(self, from_zone: str, message_id: str, log: str | None = None) -> LedgerEntry | None:
-        """Look an id up in one log, or in all: ``outbound`` first."""
+        """Find a fact by its id in one log, or in all logs, ``outbound`` first."""
         return self._appender.find(from_zone, message_id, log)
 
     def page(
@@ -432,15 +432,15 @@ class SqlLog:
         return outcomes
 
     def watch_waits(self, seen: BeforeWait) -> None:
-        """Tell when an append is about to wait."""
+        """Call ``seen`` when an append is about to wait."""
         self._before_waiting = GuardedCallback(seen, "waits")
 
     def watch_heads(self, seen: Callable[[str, int], None]) -> None:
-        """Tell up to which offset a log has grown."""
+        """Call ``seen`` with the new head of a log."""
         self._heads_seen = GuardedCallback(seen, "heads")
 
     def watch_commits(self, seen: Callable[[int, float], None]) -> None:
-        """Tell of each group of appends: how many facts, and the seconds it took."""
+        """Call ``seen`` for each group of appends, with its number of facts and its seconds."""
         self._watch = GuardedCallback(seen, "commits")
 
     def _append_all(self, asked: Sequence[Append]) -> list[list[AppendOutcome]]:

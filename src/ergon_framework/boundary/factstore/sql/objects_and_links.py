@@ -23,7 +23,7 @@ class SqlObjects:
         self._database = database
 
     def bind(self, bucket: str, key: str, digest: bytes, size: int) -> StoredObject:
-        """Give bytes that are on disk a name; other bytes under it: ``ObjectConflictError``."""
+        """Name a stored blob. ``ObjectConflictError`` if the name stands for other bytes."""
 
         def work(session: SqlSession) -> StoredObject:
             found = _named(session, bucket, key)
@@ -66,7 +66,7 @@ class SqlObjects:
         return [_object(row) for row in rows]
 
     def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
-        """Take the name away; the object, when no other name stands for its bytes."""
+        """Remove the name; returns the object if no other name stands for its bytes."""
 
         def work(session: SqlSession) -> StoredObject | None:
             found = _named(session, bucket, key)
@@ -132,7 +132,7 @@ class SqlLinks:
         return self._identity.info
 
     def renew_epoch(self, epoch: str, why: str) -> StoreInfo:
-        """Begin a new epoch, unless the store has another one than ``epoch`` already."""
+        """Begin a new epoch, if ``epoch`` is still the current one."""
         return self._identity.renew_epoch(epoch, why)
 
     def links(self) -> list[Link]:

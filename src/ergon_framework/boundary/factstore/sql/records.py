@@ -61,7 +61,7 @@ def copy_of(session: SqlSession, log: LogRow) -> LogRecord:
 
 
 def place(session: SqlSession, copy: LogRecord) -> None:
-    """Let a log begin where the copy does; one that has facts from there on does so already."""
+    """Start a log at the offset at which the copy starts, unless it has facts from there on."""
     log = log_named(session, copy.log)
     if log is None:
         session.run("records.new_log", copy.number, copy.log)
@@ -154,7 +154,7 @@ class SqlFactRecords:
         )
 
     def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
-        """Put records of one kind in, in order."""
+        """Write records of one kind, in order."""
         with self._database.guard.set(_check_of(fence)):
             if isinstance(records[0], FactRecord):
                 self._engine.load_facts(cast("Sequence[FactRecord]", records))

@@ -59,7 +59,7 @@ class SqlSession(Protocol):
         """Change something; how many rows it was."""
 
     def run_all(self, statement: str, rows: Iterable[Row]) -> None:
-        """The same statement with many values."""
+        """Run one statement for many rows of values."""
 
     def add(self, statement: str, *values: Any) -> int:
         """Insert one row that gets a number; the number."""
@@ -162,7 +162,7 @@ class StoreIdentity:
         return self._database.write(work, "desk")
 
     def renew_epoch(self, epoch: str, why: str) -> StoreInfo:
-        """Begin a new epoch, unless the store has another one than ``epoch`` already."""
+        """Begin a new epoch, if ``epoch`` is still the current one."""
 
         def work(session: SqlSession) -> StoreInfo:
             info = StoreInfo(*session.only("store.store")[:3])

@@ -92,7 +92,7 @@ class SqliteTables:
         return None if row is None else row[0]
 
     def write_back(self, row: Row) -> None:
-        """Put a row in the place of the one with its number."""
+        """Overwrite the stored row that has the number of this one."""
         number, *columns = row
         self._session.run("logs.write_back", *columns, number)
 
@@ -202,7 +202,7 @@ class SqliteAppender:
     def receive(
         self, peer: str, arrived: Arrival, before_wait: BeforeWait
     ) -> tuple[list[AppendOutcome], int]:
-        """Take in a page of a peer in one commit; the outcomes, and how many rows are new."""
+        """Append a peer's page in one commit; returns the outcomes, and how many rows are new."""
 
         def work(session: SqliteSession) -> tuple[list[AppendOutcome], int]:
             entry = self.begin(session)
@@ -214,7 +214,7 @@ class SqliteAppender:
         return self.write(work, "receive")
 
     def find(self, from_zone: str, message_id: str, log: str | None) -> LedgerEntry | None:
-        """Look an id up in one log, or in all: ``outbound`` first."""
+        """Find a fact by its id in one log, or in all logs, ``outbound`` first."""
 
         def work(session: SqliteSession, ledger: Ledger) -> LedgerEntry | None:
             for each in all_logs(session):
@@ -255,7 +255,7 @@ class SqliteAppender:
         return self.look_up(lambda session, ledger: work(session, _knows(session, ledger)))
 
     def begin(self, session: SqliteSession) -> SqliteAppend:
-        """Begin to append in a transaction."""
+        """Begin an append within a transaction."""
         return SqliteAppend(session, self._database.clock(), self.ledger)
 
     def write(
@@ -277,7 +277,7 @@ class SqliteAppender:
         return self._database.write(forgetting, call, before_waiting=before_waiting)
 
     def look_up(self, work: Callable[[SqliteSession, Ledger], T]) -> T:
-        """Look into the ledger with the writing connection, or beside it if that fails."""
+        """Read the ledger on the writing connection, or on a second one if that fails."""
 
         def with_ledger(connection: sqlite3.Connection, ledger: Ledger) -> T:
             def refreshed(session: SqliteSession) -> T:

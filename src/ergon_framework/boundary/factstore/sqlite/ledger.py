@@ -145,7 +145,7 @@ class Segment:
 
 @dataclass(slots=True)
 class LedgerPosition:
-    """Up to which offset the ids of a log are in memory, and the log's hash chain there."""
+    """The offset up to which a log's ids are in memory, and the log's hash chain at that offset."""
 
     head: int
     chain: bytes
@@ -169,13 +169,13 @@ class Ledger:
     frozen: FrozenMemtable | None = None
     segments: dict[int, Segment] = field(default_factory=dict)
     filters: dict[int, Filter] = field(default_factory=dict)
-    """Of the live segments."""
+    """The filters of the live segments."""
     changes: int = -1
     """How often the set of live segments had changed when it was read; -1 before that."""
     loaded: int = 0
     """How often it was read."""
     logs: dict[str, LogRow] = field(default_factory=dict)
-    """As they were after the last transaction that used them."""
+    """The rows of logs, as of the last transaction that used them."""
     log_changes: int = -1
     """How often logs had been shortened when they were read."""
     _reached: dict[int, LedgerPosition] = field(default_factory=dict)
@@ -273,7 +273,7 @@ class Ledger:
         self._reached[log.id] = LedgerPosition(log.head, log.chain)
 
     def freeze(self) -> FrozenMemtable:
-        """Begin a new memtable; the old one is to be written as a segment."""
+        """Start a new memtable; returns the old one, which is to be written as a segment."""
         self.frozen = FrozenMemtable(self.memtable, self.memtable_count, self._reached)
         # Copies, because the frozen table keeps the places up to which its own ids go.
         self._reached = {log: replace(place) for log, place in self._reached.items()}
@@ -351,7 +351,7 @@ class Compactor:
         self._growth: _Growth | None = None
 
     def step(self, cursor: SqliteSession, appended: int) -> None:
-        """Do the compaction that ``appended`` facts have to pay for."""
+        """Do the share of compaction that belongs to ``appended`` facts."""
         self._look(cursor)
         tuning = self._tuning
         # One at a time: a second one waits in memory until the first is written.

@@ -54,7 +54,7 @@ class SqliteSession(sqlite3.Cursor):
         return self.execute(_STATEMENTS[statement], values).rowcount
 
     def run_all(self, statement: str, rows: Iterable[Row]) -> None:
-        """The same statement with many values."""
+        """Run one statement for many rows of values."""
         self.executemany(_STATEMENTS[statement], rows)
 
     def add(self, statement: str, *values: Any) -> int:
@@ -95,7 +95,7 @@ class SqliteDatabase:
         return self.clock()
 
     def close(self) -> None:
-        """Let go of everything. Closing twice is fine."""
+        """Close the database. May be called twice."""
         self.file.close()
 
     def write(
