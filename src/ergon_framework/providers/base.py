@@ -159,7 +159,7 @@ class ProviderBase(ABC):
         payload: dict[str, Any] = _NO_PAYLOAD,
         context: ProviderExecutionContext = _NO_CONTEXT,
     ) -> ProviderExecutionResult:
-        """The same for asyncio. An ``_execute_impl`` that is not async runs on a thread."""
+        """Execute a call on asyncio. An ``_execute_impl`` that is not async runs on a thread."""
         if is_traced():
             call = (tenant_id, campaign_id, operation, payload, context)
             return await traced_aexecute(self, None, *call)

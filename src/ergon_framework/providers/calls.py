@@ -62,7 +62,7 @@ class Callee(Protocol):
         """Refuse more attempts for one call than the provider makes."""
 
     def close(self) -> None:
-        """Let go of the store; the next call opens it again."""
+        """Release the store. The next call opens it again."""
 
 
 class CallChanges(TypedDict, total=False):
@@ -92,13 +92,13 @@ class CallOptions:
     budget: float | None = None
     """Seconds of the whole call, if that is less than the provider's budget."""
     attempts: int | None = None
-    """At most so many; not more than the provider makes."""
+    """The most attempts, up to those that the provider makes."""
     units: int = 1
     """What the call costs of the quota."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def changed(self, changes: CallChanges) -> CallOptions:
-        """The same with some of them different."""
+        """A copy with some options changed."""
         unknown = sorted(set(changes) - set(CallOptions.__dataclass_fields__))
         if unknown:
             raise ConfigurationError(
@@ -109,7 +109,7 @@ class CallOptions:
         return replace(self, **changes)
 
     def context(self) -> ProviderExecutionContext:
-        """The same as ``ProviderBase.execute`` takes it."""
+        """The options as the context that ``ProviderBase.execute`` takes."""
         from ergon_framework.providers.execution import ProviderExecutionContext
 
         return ProviderExecutionContext(
@@ -194,7 +194,7 @@ class _GuardedFunction(FunctionCall, Generic[P, T]):
         )
 
     async def aexecute(self, *args: P.args, **kwargs: P.kwargs) -> ProviderExecutionResult:
-        """The same for asyncio; a plain function runs on a thread."""
+        """Make the call on asyncio. A plain function runs on a thread."""
         tenant, campaign, operation, payload, context = self.request(args, dict(kwargs))
         return await self.provider.base_of(is_async=self.is_async).aexecute(
             tenant_id=tenant,
@@ -249,7 +249,7 @@ class ProviderStream(FunctionCall, Generic[P, T]):
 
 
 class AsyncProviderStream(FunctionCall, Generic[P, T]):
-    """The same for an async generator function."""
+    """A call of an async generator function."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]:
         """The items; closing the iterator ends the call."""

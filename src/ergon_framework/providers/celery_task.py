@@ -208,7 +208,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
         return self._runner
 
     def begin_anew(self) -> None:
-        """In a forked child: a thread that only the parent has may hold the lock."""
+        """Called in a forked child: a thread of the parent may hold the lock."""
         self._lock = threading.Lock()
 
     def close(self) -> None:

@@ -81,7 +81,7 @@ class CeleryQueueSession:
         self._queue = kombu.Queue(queue, kombu.Exchange(""), routing_key=queue, durable=True)
 
     def publish(self, message: dict[str, Any]) -> None:
-        """Put a dead letter on the queue, which is declared if need be, even without a consumer."""
+        """Publish a dead letter on the queue, which is declared first if it does not exist."""
         with _broker_errors():
             self._producer.publish(
                 message,

@@ -113,7 +113,7 @@ class CircuitBreaker:
             circuit.renew()
 
     def rule(self, budget: float | None = None, *, is_shared: bool = False) -> BreakerRule:
-        """The same as the core's document; a probe may take as long as a call."""
+        """These options as a rule of ``core``. A probe may take as long as a call."""
         lease = self.probe_lease_seconds
         if lease is None:
             lease = (

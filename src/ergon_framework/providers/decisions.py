@@ -56,7 +56,7 @@ class Bury(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One row of the table."""
+    """One row of the table: what happens after an error."""
 
     kind: Kind
     """What the retry rule sees."""

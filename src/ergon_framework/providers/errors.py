@@ -49,7 +49,7 @@ class ProviderError(ErgonError):
         self.http_status = http_status
         self.retry_after_seconds = retry_after_seconds
         self.never_sent = never_sent
-        """Whether it is certain that the provider never saw the request."""
+        """Whether the request certainly never reached the provider."""
 
     @property
     def code(self) -> str:  # type: ignore[override]

@@ -139,7 +139,7 @@ class ProviderExecutionResult:
     stop_reason: str = "succeeded"
     """Why it ended, in the words of ``core.provider_call.GuardEnd``."""
     is_late: bool = False
-    """It succeeded after its deadline: still a success."""
+    """Whether the attempt succeeded after its deadline, which still counts as a success."""
     replayed: bool = False
     """An earlier call under the same idempotency key had the result already."""
     breaker_state: CircuitState = CircuitState.CLOSED

@@ -250,7 +250,7 @@ class Provider:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """In a process that was just forked: a thread of the parent may have held the lock."""
+        """Called in a forked child: a thread of the parent may have held the lock."""
         self._lock = threading.RLock()
 
     # -- declaring ---------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ class Provider:
         retry_methods: Collection[str] | None = None,
         **options: Unpack[CallChanges],
     ) -> httpx.AsyncBaseTransport:
-        """The same for an ``httpx.AsyncClient``."""
+        """A transport for an ``httpx.AsyncClient``."""
         from ergon_framework.providers.http_transport import AsyncProviderTransport
 
         rules = self._rules_of(operation, retry_methods, options)

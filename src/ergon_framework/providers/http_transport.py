@@ -54,7 +54,7 @@ IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 KEY_HEADER = "Idempotency-Key"
 """The header by which a provider knows a request again; with it any method may be sent twice."""
 RETRY_EXTENSION = "ergon_retry"
-"""Of a request: True or False, whatever its method is."""
+"""The request extension that allows or forbids retries, whatever the method is."""
 MAX_KEY = 255  # characters that the tables of calls take of a key …
 MAX_OPERATION = 120  # … and of an operation
 _TIMEOUTS = ("connect", "read", "write", "pool")
@@ -192,7 +192,7 @@ def _raw(trace: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
 
 
 def _with_body(response: httpx.Response, body: bytes) -> httpx.Response:
-    """The same response with its body in memory, so that the connection is free meanwhile."""
+    """A copy of the response with its body in memory, so that the connection is freed."""
     return httpx.Response(
         response.status_code,
         headers=response.headers,
@@ -291,7 +291,7 @@ class ProviderTransport(httpx.BaseTransport):
 
 
 class AsyncProviderTransport(httpx.AsyncBaseTransport):
-    """The same for an ``httpx.AsyncClient``."""
+    """The transport for an ``httpx.AsyncClient``."""
 
     def __init__(
         self,

@@ -93,7 +93,7 @@ def _one_of(column: str, *words: str) -> CheckConstraint:
 
 
 class ProviderQuotaState(Base):
-    """One window's budget of a lane."""
+    """The budget of a lane in one quota window."""
 
     __tablename__ = "provider_quota_states"
     __table_args__ = (

@@ -202,7 +202,7 @@ class QuotaLimiter:
         return self._take(window, units, now)
 
     def refund(self, reservation: Reservation) -> None:
-        """Give the units back to the window they came from, once."""
+        """Return the units to the window they came from, once."""
         with self._lock:
             # Marked before the store is asked: if its answer is lost, the units may have been given
             # back, and must not be given back twice.
@@ -246,7 +246,7 @@ class QuotaLimiter:
         return Reservation(block.window, units, self._seen or block.account)
 
     def _ahead(self, window: QuotaWindow, units: int, now: float) -> Reservation | None:
-        """Take a block, or no more than is needed when there is none that large."""
+        """Reserve a whole block, or only the units needed if the window has no whole block left."""
         ahead, seen = units, self._seen
         if seen is not None and seen.window == window:
             ahead = block_of(seen.remaining, units, self.policy.block)

@@ -51,7 +51,9 @@ from ergon_framework.providers.write_behind import SCAN_INTERVAL, FlushMarker, W
 _MAX_LANES = 10_000
 
 _Second = list[int]
-"""Of a lane: the second, refusals in it, rows allowed in it. A list: refusing must be cheap."""
+"""The current second of a lane, its refusals, and the rows allowed in it. A list, as refusing must
+be cheap.
+"""
 
 
 class RefusalSampler:
@@ -74,10 +76,10 @@ class RefusalSampler:
         self.renew()
 
     def renew(self) -> None:
-        """Begin with nothing: at first, and in a forked child."""
+        """Start empty: at first, and in a forked child."""
         self._lock = threading.RLock()  # counting may be interrupted by a finalizer that calls
         self.totals: dict[str, int] = {}
-        """Every refusal so far, by reason."""
+        """Refusals so far, by reason."""
         self._rows = 0
         self._lanes: dict[tuple[str, str, str], _Second] = {}
 
@@ -118,7 +120,7 @@ class RefusalSampler:
             return True
 
     def skips_row(self, row: AttemptRow) -> bool:
-        """The same for a row that is built already."""
+        """Like ``skips``, for a row that is built already."""
         return self.skips((row.tenant_id, row.provider_name, row.capability), row.reason_code or "")
 
     def _begin(self, key: tuple[str, str, str], lane: _Second | None, now: int) -> _Second:
@@ -155,7 +157,7 @@ class RecorderStats:
 
 
 class Recorder:
-    """One store's recorder in one process. Any thread may call any method."""
+    """The recorder of one store in this process. Any thread may call any method."""
 
     def __init__(
         self,
@@ -226,7 +228,7 @@ class Recorder:
             self._wake()
 
     def add_attempt(self, row: AttemptRow) -> None:
-        """The same for the one attempt of a call that succeeded."""
+        """Like ``add``, for a call that succeeded with its only attempt."""
         queue = self._queue
         if len(queue) < self._calm:
             queue.append(row)
@@ -343,7 +345,7 @@ class Recorder:
             self._settle()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: the parent writes what it was given; begin anew."""
+        """Called in a forked child: start empty, as the parent writes its own rows."""
         self._starting = threading.Lock()
         self._wakeup = threading.Event()
         self._thread = None
@@ -354,7 +356,7 @@ class Recorder:
         self.retention.renew()
 
     def _settle(self) -> None:
-        """Let the store do the writes it puts off. The rows are in it whether or not that works."""
+        """Let the store do its deferred writes. The rows are stored even if that fails."""
         store = self._writer.store
         if not isinstance(store, DefersWrites):
             return
@@ -480,7 +482,7 @@ def close_recorders(timeout: float = CLOSE_TIMEOUT) -> None:
 
 
 def _close(recorder: weakref.ref[Recorder]) -> None:
-    """Its store closes: there is nothing left for its thread to do."""
+    """Close a recorder whose store closes."""
     found = recorder()
     if found is not None:
         found.close()

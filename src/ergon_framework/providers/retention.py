@@ -45,13 +45,13 @@ class Retention:
         self.renew()
 
     def renew(self) -> None:
-        """At first, and in a forked child, which is another process than its parent."""
+        """Start empty: at first, and in a forked child."""
         self._owner = str(uuid.uuid4())
         self._due_at = self._clock() + _FIRST_PRUNE_DELAY
         self._offset = self._measured_offset()
 
     def _measured_offset(self) -> float:
-        """By how much the store's clock is ahead of one that cannot be set."""
+        """How far the store's clock is ahead of the monotonic clock."""
         return self._store.now() - self._clock()
 
     def _was_clock_set(self) -> bool:

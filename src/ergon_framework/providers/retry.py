@@ -69,14 +69,16 @@ class RetryPolicy:
 
     @property
     def backoff(self) -> Backoff:
-        """The same as the core's document. A cap of zero means none there, but no wait here."""
+        """The policy as a ``Backoff`` of ``core``, where a cap of zero means no cap. Here it means
+        no wait.
+        """
         base = self.base_delay_seconds if self.max_delay_seconds else 0.0
         low, high = 1 - self.jitter_ratio, 1 + self.jitter_ratio
         return Backoff(base, 2.0, self.max_delay_seconds, low, high)
 
     @property
     def rule(self) -> RetryRule:
-        """The same as the core's document."""
+        """The policy as a ``RetryRule`` of ``core``."""
         return RetryRule(
             attempts=self.max_attempts,
             backoff=self.backoff,
@@ -96,7 +98,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RetryOutcome(Generic[T]):
-    """How it ended, and every attempt on the way."""
+    """The result of a retried call, and all of its attempts."""
 
     value: T | None
     error: ProviderError | None

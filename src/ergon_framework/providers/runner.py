@@ -238,7 +238,7 @@ def _key_ending(
 
 
 def release_delivery(run: CallDelivery) -> None:
-    """End a delivery in order: release its lock, and do not count its worker as lost."""
+    """End a delivery normally: release its lock, and do not count its worker as lost."""
     run.let_go()
     mark, run.mark = run.mark, None
     try:
@@ -328,7 +328,7 @@ class ProviderTaskRunner:
         return self._close(run, result)
 
     async def arun(self, call: TaskCall) -> TaskEnding:
-        """The same for asyncio. Cancelled, it still writes what became of the key."""
+        """Like ``run``, on asyncio. If it is cancelled, it still writes the outcome of the key."""
         opened: list[CallDelivery | TaskEnding] = []
         began_at, now, budget = self._clock().now(), self._clock().now, self._budget()
 
@@ -506,7 +506,9 @@ class ProviderTaskRunner:
         return found[0].letter if found else None
 
     def _buried_before(self, run: CallDelivery, letter: DeadLetter) -> TaskEnding:
-        """End a message as its letter says: a redrive makes the call again, under another id."""
+        """End a message whose call has a dead letter. A redrive makes the call again, under another
+        id.
+        """
         abandon_delivery(run)
         error = error_of(letter.reason_code, letter.error_message, letter.http_status)
         result = run.not_called(error)

@@ -36,13 +36,13 @@ class ProviderHealthQuota(_Agreed):
 
 
 class ProviderHealthQuotaDetail(ProviderHealthQuota):
-    """The same with the beginning of the window."""
+    """The quota with the beginning of its window."""
 
     window_start: AwareDatetime
 
 
 class ProviderHealthItem(_Agreed):
-    """One capability of one provider, as the tenant's calls find it."""
+    """The health of one capability of a provider, as the tenant's calls find it."""
 
     provider_name: str
     capability: str
@@ -60,7 +60,7 @@ class ProviderHealthItem(_Agreed):
 
 
 class ProviderHealthDetailItem(ProviderHealthItem):
-    """The same with what an operator asks next."""
+    """The health of a capability with details for operators."""
 
     quota: ProviderHealthQuotaDetail | None = Field(description="Null when no window is running.")
     consecutive_failures: Count

@@ -59,7 +59,7 @@ class RenewableProbe(Protocol):
     """A circuit, as far as the renewer needs it."""
 
     def renew_probe(self, permit: Permit) -> bool:
-        """Prolong the lease of a probe; whether it still has its place."""
+        """Extend the lease of a probe; returns whether it still has its place."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class ProbeRenewer:
         self.renew()
 
     def renew(self) -> None:
-        """In a forked child: forget the probes, which the parent renews."""
+        """Called in a forked child: forget the probes, which the parent renews."""
         self._kept: dict[str, _KeptProbe] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -105,7 +105,7 @@ class ProbeRenewer:
             self._thread = thread
 
     def forget(self, token: str) -> None:
-        """Renew a probe no longer: its call has ended."""
+        """Stop renewing a probe whose call has ended."""
         # Without the lock: most calls are no probes, and each of them comes by here.
         if self._kept:
             with self._changed:
@@ -213,7 +213,7 @@ _is_taken_by = lru_cache(maxsize=64)(_takes_failed)
 
 
 class Circuit:
-    """One lane's circuit and cooldown, as this process sees them. Any thread may ask."""
+    """The circuit and the cooldown of one lane, as this process sees them. Any thread may ask."""
 
     def __init__(
         self,
@@ -265,7 +265,7 @@ class Circuit:
         """
 
     def renew(self) -> None:
-        """After a fork, in the child: a lock that another thread held would never be free."""
+        """Called in a forked child: a lock that another thread held would never be free."""
         self._lock = threading.Lock()
         self._name = new_token()
         self._is_looking = False
@@ -316,7 +316,7 @@ class Circuit:
         return until - now
 
     def refresh(self) -> None:
-        """Read the store, if the view is old; when it does not answer, the view stays."""
+        """Read the store if the view is old. If the store does not answer, the view stays."""
         if self.is_fresh:
             return
         if self._is_store_down and self._is_slow:
@@ -428,9 +428,8 @@ class Circuit:
         return replace(found, cooldown_until=until)
 
     def end_pause(self) -> float | None:
-        """Let calls pass at once, as an operator wants; when the pause would have ended, or None.
-
-        Raises ``StoreError`` when the store does not take it.
+        """End the cooldown for an operator; returns when it would have ended, or None. Raises
+        ``StoreError`` if the store does not answer.
         """
         store = self._store
         stated, now = store.lane_state(self.key).cooldown_until, store.now()
@@ -491,7 +490,7 @@ class Circuit:
     # -- passing -------------------------------------------------------------------------------
 
     def admit_cached(self) -> Permit | None:
-        """A permit, if that takes no write: the circuit is closed."""
+        """A permit if the circuit is closed, which takes no write; otherwise None."""
         breaker = self._view.breaker
         if breaker.state is not CircuitState.CLOSED:
             return None
@@ -523,7 +522,7 @@ class Circuit:
             self._probe_renewer.keep(self, permit, self.rule.probe_lease, self._longest_probe)
 
     def renew_probe(self, permit: Permit) -> bool:
-        """Prolong the lease of a probe; whether it still has its place."""
+        """Extend the lease of a probe; returns whether it still has its place."""
         self._change(lambda breaker, now: (breaker.renewed(self.rule, permit, now), None))
         return any(probe.token == permit.token for probe in self._view.breaker.probes)
 
@@ -588,7 +587,7 @@ class Circuit:
     def _change(
         self, change: Change, failed: LaneFailure | None = None
     ) -> Permit | CircuitRefusal | None:
-        """Change the circuit here and in the store; what the change answers."""
+        """Change the circuit here and in the store; returns what the change returned."""
         swap = partial(self._swap, change, failed)
         try:
             return retry_conflicts(swap, max_attempts=_MAX_CONFLICTS)
@@ -630,7 +629,7 @@ class Circuit:
     def _is_written(
         self, view: LaneState, after: Breaker, failed: LaneFailure | None
     ) -> bool | None:
-        """Whether the store took the change; None when it did not answer."""
+        """Whether the store accepted the change; None if it did not answer."""
         if self._is_down():
             return None
         try:
@@ -682,7 +681,7 @@ class Circuit:
 
 
 def _opened_beside(mine: LaneState, found: LaneState) -> bool:
-    """Whether a circuit opened here of which the others know nothing."""
+    """Whether a circuit has opened here, which the other processes do not know."""
     return mine.breaker.state is CircuitState.OPEN and found.breaker.state is CircuitState.CLOSED
 
 

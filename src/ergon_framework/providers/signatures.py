@@ -174,7 +174,7 @@ class Surroundings:
 
     def __init__(self, name: str, middleware: MiddlewareStack | None, *, is_async: bool) -> None:
         self.name = name
-        """Of the provider and its operation."""
+        """The name of the provider and its operation."""
         self.is_async = is_async
         self._middleware = middleware
         self._layers: tuple[Around, ...] | None = None
@@ -234,7 +234,7 @@ class FunctionAttempt:
         return signature.data(call_through(layers, self.around.unit(context), call))
 
     async def acall(self, payload: Mapping[str, Any], context: ProviderExecutionContext) -> Any:
-        """The same for a coroutine function."""
+        """Make an attempt of a coroutine function."""
         signature = self.signature
         given = signature.arguments(payload, context.attempt_timeout_seconds)
         layers = self.around.layers()

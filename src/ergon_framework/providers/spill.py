@@ -97,7 +97,7 @@ def _ending_of(document: Mapping[str, Any]) -> KeyEnding:
 
 
 def _known(document: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Only what this version has a place for: a later one may have added something."""
+    """The fields that this version knows. A later version may have added some."""
     return {name: value for name, value in document.items() if name in names}
 
 
@@ -156,7 +156,7 @@ class OwnFile:
             self._is_new = False
 
     def close(self) -> None:
-        """Let go of it, lock included."""
+        """Close the file and release its lock."""
         os.close(self.fd)
 
     def _cut(self, size: int) -> bool:
@@ -206,7 +206,7 @@ class ReplayFile:
         self.close()
 
     def close(self) -> None:
-        """Let go of it, lock included; it stays where it is."""
+        """Close the file and release its lock. The file stays."""
         os.close(self._fd)
 
     def _fill(self) -> bool:
@@ -330,7 +330,7 @@ def _create(folder: Path) -> tuple[Path, int]:
 
 
 def _lock(fd: int) -> bool:
-    """Whether it is ours now, and still has a name."""
+    """Lock the file; returns whether this process has it now, and it still has a name."""
     # The system frees it when the process ends, however it ends; a file that says "locked" would
     # stay.
     try:
@@ -377,7 +377,7 @@ class Spill:
         self.spoilt_count = 0
         """Lines found in files that cannot be read; the files are put aside."""
         self.max_bytes = max_bytes
-        """Of all files in the folder; a change counts for what is kept from then on."""
+        """The most bytes of all files in the folder. A change applies to rows kept from then on."""
         self._others_bytes = 0
         """Size of the files of other processes when the own file was begun."""
         self._clock = clock
@@ -387,13 +387,13 @@ class Spill:
         self._left: ReplayFile | None = None
         self._found: list[Path] = []
         self._duplicates: set[int] = set()
-        """Of the own file's descriptor: they hold its lock as well."""
+        """Duplicates of the descriptor of this process's file: they hold its lock as well."""
 
     # -- keeping ---------------------------------------------------------------------------------
 
     @property
     def is_usable(self) -> bool:
-        """Whether it has not refused a moment ago."""
+        """Whether the folder has not refused a write a moment ago."""
         return self._clock() - self._refused_at >= _RETRY_DELAY
 
     @property
@@ -496,7 +496,7 @@ class Spill:
                 file.close()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: let go, so that the locks end with the parent."""
+        """Called in a forked child: close the files, so that their locks end with the parent."""
         self._lock = threading.RLock()  # a thread that only the parent has may hold it
         for fd in list(self._duplicates):  # that it was bringing to disk
             self._let_go(fd)

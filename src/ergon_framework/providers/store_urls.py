@@ -71,12 +71,12 @@ def current_store(store: str | ProviderStore) -> ProviderStore:
 
 
 def hold_store(store: str | ProviderStore, holder: object) -> ProviderStore:
-    """The same for as long as ``holder`` lives, or until it lets go by :func:`release_store`."""
+    """Open a store for as long as ``holder`` lives, or until it calls :func:`release_store`."""
     return _found(store, holder, is_kept=False)
 
 
 def keep_store(store: ProviderStore) -> None:
-    """Let it stay open: it was handed to user code, which does not say when it is done."""
+    """Keep a store open that user code has, as user code does not report when it is done."""
     with _lock:
         for shared in _shared.values():
             shared.is_kept |= shared.store is store

@@ -34,7 +34,7 @@ _TIMED = frozenset({"slow", "hang"})
 
 
 class Fault(NamedTuple):
-    """One step, read."""
+    """One parsed step of a script."""
 
     word: str
     seconds: float | None = None
@@ -123,7 +123,7 @@ def _seconds(text: str) -> float:
 FaultScript: TypeAlias = FaultProfile | str | Sequence[str]
 
 EVERY_OPERATION = "*"
-"""In a mapping of scripts: the one for operations without their own."""
+"""The key of the script for operations without their own."""
 
 
 class SyntheticHTTPError(Exception):
@@ -202,7 +202,7 @@ class SyntheticProvider(ProviderBase):
 
 
 class _Track:
-    """One script and how far it is."""
+    """A script and its next step."""
 
     def __init__(self, script: FaultScript) -> None:
         self._profile = script if isinstance(script, FaultProfile) else FaultProfile(script)

@@ -112,13 +112,13 @@ class CallProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether another delivery of the same message may have ended the call."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As it goes into a message."""
+        """The progress as a message carries it."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
 
     @classmethod
     def from_dict(cls, value: Any) -> CallProgress:
-        """As it came in a message; a bad request when it is none of ours."""
+        """The progress of a message. Raises a bad request if the value has another form."""
         try:
             return msgspec.convert(value, cls)
         except msgspec.ValidationError as error:
@@ -141,7 +141,7 @@ class TaskCall:
     idempotency_key: str | None = None
     correlation_id: str | None = None
     call_id: str = ""
-    """The same for every delivery of one message."""
+    """The id of the call, the same for every delivery of its message."""
     is_redelivered: bool = False
     """Whether the queue has delivered this message before."""
     may_wait: bool = True
@@ -176,7 +176,7 @@ class TaskEnding:
     seconds: float = 0.0
     """After which to send the call again."""
     gate: TaskGate | None = None
-    """What it is put off for."""
+    """The gate that the call is deferred for."""
     carried: CallProgress = NO_PROGRESS
     """What to send along."""
     letter: DeadLetter | None = None
@@ -195,7 +195,7 @@ class TaskOptions:
     """How the calls of one task are run."""
 
     timeout_budget_seconds: float | None = 60.0
-    """For one delivery, waits between attempts included; None: the provider's own."""
+    """Seconds for one delivery, including waits between attempts. None: the provider's budget."""
     idempotent: bool = True
     """Whether a key is made when none is given, and calls under one key are made once."""
     keep_key_seconds: float = 86_400.0
@@ -212,9 +212,10 @@ class TaskOptions:
     max_deferrals: int = 25
     """How often a call may be put off; 0: it fails where it would be."""
     defer_on: Collection[str] = frozenset(TaskGate)
-    """What it may be put off for."""
+    """The gates that a call may be deferred for."""
     longest_deferral_seconds: float = 900.0
-    """In one message; longer waits take several, and count as one."""
+    """The most seconds of deferral in one message. A longer wait takes several, which count as one.
+    """
     max_requeues: int = 0
     """How often a call that ran out of time, with attempts left, goes back to the queue."""
     requeue_on: Collection[str] = frozenset()
@@ -227,7 +228,7 @@ class TaskOptions:
     """Which results are kept for later deliveries: ``whole``, ``without_secrets`` or ``never``. One
     that is not kept becomes an error at the next delivery."""
     max_result_bytes: int = MAX_RESULT_BYTES
-    """Of a result that is kept."""
+    """The most bytes of a result that is kept."""
     result_cipher: Any = field(default=None, repr=False)
     """Encrypts the results that are kept, and decrypts them: a ``cryptography.fernet.Fernet``, or
     anything with its ``encrypt`` and ``decrypt``."""
@@ -300,11 +301,11 @@ class DecisionInputs:
     """What a verdict needs to know beside the result."""
 
     carried: CallProgress
-    """As it came."""
+    """The progress as the message had it."""
     now: float
     """Seconds since 1970."""
     dice: float
-    """In [0, 1)."""
+    """A random number in [0, 1)."""
     may_wait: bool
     longest_wait: float
 
@@ -355,7 +356,7 @@ def decide_ending(
 def decide_deferral(
     gate: TaskGate, seconds: float, attempts: int, options: TaskOptions, moment: DecisionInputs
 ) -> DeliveryDecision | None:
-    """Put a call off until a gate opens; None when that was done often enough."""
+    """Defer a call until a gate opens; None if it was deferred often enough."""
     if not moment.may_wait:
         return None
     counts = _counts(moment.carried, attempts)

@@ -67,7 +67,7 @@ def emit(name: str, /, **fields: object) -> None:
 
 
 def are_calls_told() -> bool:
-    """Whether there are listeners or metrics for the end of calls."""
+    """Whether the end of calls is observed, by listeners or metrics."""
     return has_listeners() or (may_have_meters() and call_instruments() is not None)
 
 
@@ -121,7 +121,7 @@ _NAME = "provider.call"
 
 
 class NamedProvider(Protocol):
-    """Who is called."""
+    """The provider that is called."""
 
     provider_name: str
     capability: str
@@ -152,7 +152,7 @@ def traced_execute(
 async def traced_aexecute(
     provider: TracedProvider, ending: OnFailure | None, *call: Any
 ) -> ProviderExecutionResult:
-    """The same for asyncio."""
+    """Like ``traced_execute``, on asyncio."""
     if _is_alone(call):
         return await provider.aexecute_delivery(ending, *call)
     with _calling(provider, call) as (span, context):
@@ -188,7 +188,7 @@ def _calling(provider: NamedProvider, call: tuple[Any, ...]) -> Iterator[tuple[S
 
 
 def end_call(span: Span, result: ProviderExecutionResult) -> ProviderExecutionResult:
-    """Say in the span of a call how it went; returns the result."""
+    """Write the result of a call to its span; returns the result."""
     if not span.is_recording():
         return result
     if len(result.attempt_log) > 1:

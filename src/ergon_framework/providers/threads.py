@@ -26,7 +26,7 @@ MAX_CALL_THREADS = 64
 
 
 class BoundedThreads:
-    """So many threads at most, begun when they are needed."""
+    """A bounded number of threads, started when they are needed."""
 
     def __init__(self, name: str, size: int, owner: object = None) -> None:
         self._name = name
@@ -37,15 +37,15 @@ class BoundedThreads:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """At first, and in a forked child: the threads are the parent's."""
+        """Start without threads: at first, and in a forked child."""
         self.pool = ThreadPoolExecutor(self._size, thread_name_prefix=self._name)
 
     def do(self, work: Callable[[], T]) -> Future[T]:
-        """Do it on one of them."""
+        """Run ``work`` on one of the threads."""
         return self.pool.submit(work)
 
     def promise(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Do it on one of them, for the event loop that runs here."""
+        """Run ``work`` on one of the threads; returns a future of the running event loop."""
         # Not asyncio.to_thread: a loop that ends cancels all tasks, and its coroutine would be one.
         context = contextvars.copy_context()
         return asyncio.get_running_loop().run_in_executor(self.pool, context.run, work)
@@ -82,7 +82,7 @@ class _Turn(Generic[T]):
         return self._work()
 
     def is_left(self) -> bool:
-        """Whether it had not begun, and will not."""
+        """Whether the call was given up before it began."""
         with self._lock:
             self._is_left = not self._is_begun
             return self._is_left
@@ -157,7 +157,7 @@ class ThreadAttempt:
         return data
 
     def leave_unless_begun(self) -> bool:
-        """Give it up if it has not begun; whether it has."""
+        """Give the call up if it has not begun; returns whether it has begun."""
         with self._lock:
             self._is_left = not self._is_begun
             return self._is_begun

@@ -89,7 +89,7 @@ def validate_call(
 
 
 def validate_request(campaign_id: Any, payload: Any, context: Any) -> None:
-    """The same for a call whose tenant and operation are known already."""
+    """Check a call whose tenant and operation are known already."""
     if campaign_id is not None:
         _check_text("campaign_id", campaign_id)
     if type(payload) is not dict and not isinstance(payload, dict):

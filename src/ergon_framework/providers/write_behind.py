@@ -76,7 +76,7 @@ class RowCounter:
         self.renew()
 
     def renew(self) -> None:
-        """Begin at nothing: at first, and in a forked child."""
+        """Start at zero: at first, and in a forked child."""
         self._lock = threading.RLock()  # counting may be interrupted by a finalizer that counts
         self._counts = RowCounts()
         self._reported = RowCounts()
@@ -144,7 +144,7 @@ class FlushMarker(threading.Event):
 
 
 class WriteBehindQueue:
-    """One store's queue. Any thread may call any method."""
+    """The queue of one store. Any thread may call any method."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class WriteBehindQueue:
         # The last quarter is for rows that end a call: without those, a call would look as if it
         # still ran.
         self.calm = capacity - capacity // 4
-        """From here on there is room for final rows only."""
+        """The number of queued rows from which only final rows are accepted."""
         self._batch = batch
         self._linger = linger
         self._clock = clock
@@ -172,7 +172,7 @@ class WriteBehindQueue:
         self.renew()
 
     def renew(self) -> None:
-        """Begin with nothing: at first, and in a forked child, whose parent writes its own rows."""
+        """Start empty: at first, and in a forked child, as the parent writes its own rows."""
         # Held by the thread that takes a step. Callers that only add rows need no lock: appending
         # to the queue is atomic. ``write_now`` takes none either, and may pause the queue while
         # another thread takes a step: hence the second lock, around the pause alone.
@@ -451,7 +451,9 @@ class WriteBehindQueue:
                 return
 
     def _set_aside(self, refused: list[RecordBatch]) -> None:
-        """Put rows that the store refuses into a file for people; a failure loses only the file."""
+        """Write rows that the store refuses to a file for operators. If that fails, only the file
+        is lost.
+        """
         if refused and self.spill is not None:
             try:
                 self.spill.set_aside(refused)

@@ -41,14 +41,14 @@ from ergon_framework.providers.telemetry import emit
 from ergon_framework.storage.failpoints import declare, failpoint
 
 SCHEMA_VERSION = 1
-"""Of the message on the dead-letter queue."""
+"""The schema version of messages on the dead-letter queue."""
 
 _ID_NAMESPACE = uuid.UUID("5f0c1f8e-9c0b-5f3e-8a51-1d6f3b1f7c52")
 _MAX_TRACEPARENT = 255  # characters that the table of letters takes
 
 
 def dead_letter_id(call_id: str, redrive_count: int) -> str:
-    """The same id for every attempt to bury one call, so that the call is counted once."""
+    """The id of a call's dead letter: the same at every attempt to bury the call."""
     return str(uuid.uuid5(_ID_NAMESPACE, f"{call_id}\n{redrive_count}"))
 
 
@@ -179,10 +179,10 @@ class QueueSession(Protocol):
     """A queue, open for a while."""
 
     def publish(self, message: dict[str, Any]) -> None:
-        """Put a dead letter on the dead-letter queue; return when the queue has it."""
+        """Publish a dead letter; returns when the queue has accepted it."""
 
     def knows(self, letter: DeadLetter) -> bool:
-        """Whether there is a task of its name here."""
+        """Whether this process knows the task of the letter."""
 
     def send(self, letter: DeadLetter) -> None:
         """Send its call again, counted; twice sent, it has the same id."""
@@ -424,7 +424,7 @@ class RelayThread:
         self._thread = threading.Thread(target=self._run, name="ergon-relay", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the relay thread."""
         self._thread.start()
 
     def wake(self) -> None:

@@ -93,7 +93,7 @@ class KeyClaim:
         return answer
 
     def claim_after(self, dead: str, lease: float, keep: float) -> KeyClaimResult:
-        """The same after an owner that is known to be dead: its lease need not run out."""
+        """Claim the key of an owner that is known to be dead, before its lease ends."""
         # In the name of the dead: if another delivery has taken the key over meanwhile, this ends
         # nothing, and the claim below finds the key held.
         self.store.finish(self.tenant_id, self.key, dead, None, None, may_run_again=True)
@@ -139,7 +139,7 @@ class KeyClaim:
         return None
 
     def uncount_redelivery(self, name: str) -> None:
-        """Take a mark away."""
+        """Remove the mark of a redelivery."""
         self.store.finish(self.tenant_id, name, self.owner, None, None, may_run_again=True)
 
     @property

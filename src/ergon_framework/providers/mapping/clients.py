@@ -105,19 +105,21 @@ def by_status(status: int, headers: object, now: Callable[[], float]) -> ErrorFi
 
 
 def by_answer(error: Exception, now: Callable[[], float]) -> ErrorFinding | None:
-    """For an exception that carries an answer, or its status; whatever the status is."""
+    """Reads an exception that carries a response or its status, whatever the status is."""
     answer = _answer(error)
     return None if answer is None else by_status(*answer, now)
 
 
 def by_error_answer(error: Exception, now: Callable[[], float]) -> ErrorFinding | None:
-    """The same for an unknown exception: only a status that is an error counts."""
+    """Like ``by_answer`` for unknown exceptions: only a status that is an error counts."""
     answer = _answer(error)
     return None if answer is None or answer[0] < 400 else by_status(*answer, now)
 
 
 def by_content(error: Exception, now: Callable[[], float]) -> ErrorFinding | None:
-    """For an answer that could not be read: unless its status says why, it is invalid."""
+    """Reads an exception about an unreadable response: its status if that is an error, else
+    invalid.
+    """
     answer = _answer(error)
     if answer is None:
         return INVALID
@@ -128,7 +130,7 @@ def by_content(error: Exception, now: Callable[[], float]) -> ErrorFinding | Non
 
 
 def by_spent_retries(error: Exception, now: Callable[[], float]) -> ErrorFinding | None:
-    """For urllib3's "too many 503 error responses": its own retries are spent."""
+    """Reads urllib3's "too many 503 error responses", raised when its own retries are spent."""
     for word in str(error).split():
         if len(word) == 3 and word.isascii() and word.isdigit():
             return by_status(int(word), None, now)

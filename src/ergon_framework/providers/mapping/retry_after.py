@@ -54,7 +54,7 @@ def is_used_up(headers: object) -> bool:
 
 
 def header(headers: object, name: str) -> str | None:
-    """One header by its lower-case name, whatever kind of mapping holds it."""
+    """A header by its lower-case name, from any kind of mapping."""
     try:
         value = headers.get(name)  # type: ignore[attr-defined]
         if value is None and isinstance(headers, dict):  # the only kind that minds the case

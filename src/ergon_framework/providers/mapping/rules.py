@@ -96,7 +96,7 @@ class UnmappedTypes:
         self._lock = threading.Lock()
 
     def renew(self) -> None:
-        """In a forked child: the thread that held the lock does not exist there."""
+        """Called in a forked child: the thread that held the lock does not exist there."""
         self._lock = threading.Lock()
 
     def add(self, name: str) -> None:
@@ -333,7 +333,7 @@ def _canonical_or_rebuilt(error: ProviderError, wall: Callable[[], float]) -> Pr
 
 
 def _rebuilt(error: Exception, wall: Callable[[], float]) -> ProviderError:
-    """The same as an error of the plain class, with as much of it as can be read."""
+    """Rebuild an error as one of the plain class, with as much of it as can be read."""
     reason, message = _read_attribute(error, "reason_code"), _read_attribute(error, "message")
     kind = ERROR_OF.get(reason, ProviderInternalError) if isinstance(reason, str) else None
     found = (kind or ProviderInternalError)(

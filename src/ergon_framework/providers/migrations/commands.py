@@ -117,7 +117,7 @@ def _config(told: io.StringIO) -> Config:
 
 
 def _take_turn(connection: Connection) -> None:
-    """Let one process migrate at a time, and let it do all or nothing."""
+    """Lock the tables so that one process migrates at a time, and does all or nothing."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_ID})
     elif connection.dialect.name == "sqlite":
@@ -148,7 +148,7 @@ def _taken(connection: Connection) -> set[str]:
 
 
 def _adopt(connection: Connection) -> None:
-    """Take over tables that a host made from our models, and make those that it left out."""
+    """Adopt tables that a host created from our models, and create the missing ones."""
     foreign = sorted(_foreign(connection))
     if foreign:
         raise StoreSchemaError(

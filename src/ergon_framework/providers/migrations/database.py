@@ -55,7 +55,7 @@ class MigrationDatabase:
 
     @property
     def name(self) -> str:
-        """Its name in messages: enough to distinguish it from any other database."""
+        """The name in messages, which distinguishes the database from any other."""
         if self.file is not None:
             return str(self.file)
         named = {key: value for key, value in self.url.query.items() if key in DATABASE_KEYS}

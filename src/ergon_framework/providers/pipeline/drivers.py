@@ -132,7 +132,7 @@ def _too_late(
 
 
 def give_up(runtime: ProviderRuntime, call: GuardedCall) -> None:
-    """Give back what the call holds, and record the attempts that it made."""
+    """Return the call's quota and permits, and record the attempts that it made."""
     runtime.recorder.add(call.abandon())
 
 
@@ -145,7 +145,7 @@ def _run_until_end(
 
 
 def pass_gate(call: GuardedCall, do: GuardAction) -> GuardAction:
-    """One step between attempts: ask a gate, or wait."""
+    """Do one step between attempts: ask a gate, or wait."""
     if do is GuardAction.ADMIT:
         # From memory where that is enough; only a half-open circuit has to write who probes.
         return call.admit_cached() or call.admit()
@@ -280,7 +280,7 @@ async def step(
     *,
     is_quick: bool,
 ) -> T:
-    """One step of a call, on a thread unless it is quick, within the time that the call has."""
+    """Run one step of a call within its deadline, on a thread unless the step is quick."""
     if is_quick:
         return work()
     return await offload(lambda: PROVIDER_BUDGET.run_within(call.seconds_left, work), runtime.steps)
@@ -334,14 +334,14 @@ async def _arun_until_end(
 
 
 async def abegin(runtime: ProviderRuntime, call: GuardedCall) -> GuardAction:
-    """Begin a call without holding up the event loop."""
+    """Begin a call without blocking the event loop."""
     if runtime.is_local or not call.reads_store:
         return call.begin()
     return await _refresh_gates(runtime, call, call.begin)
 
 
 async def apass_gate(runtime: ProviderRuntime, call: GuardedCall, do: GuardAction) -> GuardAction:
-    """One step between attempts: ask a gate, or wait."""
+    """Do one step between attempts: ask a gate, or wait."""
     if do is GuardAction.ADMIT:
         passed = call.admit_cached()
         if passed is not None:
@@ -362,7 +362,7 @@ async def afinish(runtime: ProviderRuntime, call: GuardedCall) -> Ended:
 
 
 async def abandon(runtime: ProviderRuntime, call: GuardedCall, error: BaseException) -> None:
-    """Give back what a call holds that ends with ``error``, which is no failure of the provider."""
+    """Return the quota and permits of a call that ``error``, such as a cancellation, cuts off."""
     # The thread that still runs the attempt settles it: giving back here would free a place that is
     # in use.
     if call.is_handed_over:
@@ -464,7 +464,7 @@ async def _awaited(attempt: Awaitable[T]) -> T:
 
 @coroutine
 def _rest(attempt: Coroutine[Any, Any, T], awaited: Any) -> Generator[Any, Any, T]:
-    """Go on with a coroutine that waits for something, as ``await`` would have from its start."""
+    """Continue a coroutine that has begun to wait, as ``await`` would have done from its start."""
     while True:
         raised = sent = None
         try:

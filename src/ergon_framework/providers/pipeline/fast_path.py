@@ -78,7 +78,7 @@ Who = tuple[str | None, str]
 
 
 class FastPathCall(NamedTuple):
-    """One call of the fast path, from its admission to its end."""
+    """A call on the fast path, from its admission to its end."""
 
     policy: CallPolicy
     lane: ProviderLane
@@ -92,7 +92,7 @@ class FastPathCall(NamedTuple):
     started_at: float
     is_late: bool
     context: ProviderExecutionContext
-    """Of its attempt."""
+    """The context of the attempt."""
 
     def succeeded(self, data: Any) -> tuple[ProviderExecutionResult, AttemptRow] | None:
         """The result and the row of a successful call; None when the guard has to decide."""
@@ -126,7 +126,7 @@ class FastPathCall(NamedTuple):
 
     @property
     def seconds_left(self) -> float | None:
-        """Of its time; None when it has no end."""
+        """Seconds until the call's deadline; None without one."""
         deadline = self.context.deadline
         return None if deadline is None else deadline - self.now()
 

@@ -57,7 +57,7 @@ _new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
 
 
 def quota_snapshot(account: QuotaUsage) -> QuotaSnapshot:
-    """A budget as a result shows it."""
+    """A quota budget as a result shows it."""
     window, limit, used = account
     return _new(QuotaSnapshot, (limit, used, limit - used if used < limit else 0, window.end))
 
@@ -143,7 +143,7 @@ def retry_after(error: ProviderError | None, until: float, now: float) -> float 
 
 
 def refund(policy: CallPolicy, lane: ProviderLane, reservation: Reservation) -> None:
-    """Return units that were not used, and count those that the store does not take."""
+    """Return unused units, and count those that the store did not accept back."""
     try:
         if lane.quota is not None and reservation.is_open:
             lane.quota.refund(reservation)
@@ -210,7 +210,7 @@ def _store_error() -> ProviderDependencyError:
 
 
 class AttemptLog:
-    """The attempts of one call, as they end."""
+    """Records the attempts of one call as they end."""
 
     __slots__ = ("_context", "_key", "_policy", "_who", "attempts", "budget_ms", "rows")
 
@@ -312,7 +312,7 @@ class AttemptLog:
 
 
 class GuardedCall:
-    """One execution. It belongs to one driver; no two of its methods run at once."""
+    """One guarded execution. It belongs to one driver; no two of its methods run at once."""
 
     __slots__ = (
         "_began_at",
@@ -402,7 +402,9 @@ class GuardedCall:
         self._begun = 1
 
     def unanswered(self, began_at: float) -> None:
-        """Begin when a call of the fast path did, whose store did not answer about the quota."""
+        """Continue a call of the fast path, begun at ``began_at``, whose store did not answer about
+        the quota.
+        """
         self._begin_at(began_at)
         self._is_unanswered = True
 
@@ -414,7 +416,7 @@ class GuardedCall:
         self._guard = Guard(self._rule, began_at, deadline, self.context.attempt_offset)
 
     def too_late(self) -> tuple[ProviderExecutionResult, list[AttemptRow]]:
-        """End a call of the fast path whose time was over before its attempt."""
+        """End a call of the fast path whose deadline passed before its attempt."""
         self._begun = self._reserved_for = 0  # nothing was sent: finish() returns what was reserved
         self._guard.admitted(None, self.clock.now())
         return self.finish()
@@ -423,7 +425,7 @@ class GuardedCall:
 
     @property
     def until(self) -> float:
-        """The end of the wait that was asked for."""
+        """The instant at which the requested wait ends."""
         return self._guard.until
 
     @property
@@ -433,7 +435,7 @@ class GuardedCall:
 
     @property
     def seconds_left(self) -> float | None:
-        """Of its time; None when it has no end."""
+        """Seconds until the call's deadline; None without one."""
         return None if self._deadline is None else self._deadline - self.clock.now()
 
     @property
@@ -448,7 +450,7 @@ class GuardedCall:
 
     @property
     def holds_anything(self) -> bool:
-        """Whether there is quota or a place to give back."""
+        """Whether the call holds quota or a permit that must be returned."""
         return bool(self._reservations) or self._permits is not None
 
     def begin(self, *, looks: bool = True) -> GuardAction:
@@ -467,7 +469,7 @@ class GuardedCall:
         return self._guard.begun(now, refused, cooled, roll())
 
     def reserve(self) -> GuardAction:
-        """Take quota."""
+        """Reserve quota for the next attempt."""
         limiter = self._lane.quota
         if limiter is None:  # the rule would not have asked
             return self._guard.reserved(None)
@@ -489,7 +491,7 @@ class GuardedCall:
         return self._guard.reserved(None, self.clock.now())
 
     def without_quota(self) -> GuardAction:
-        """Go on, or refuse, although the store did not say whether there is quota."""
+        """Go on or refuse, by the rule for a store that did not answer about quota."""
         if not self._policy.fails_open:
             return self._guard.unreserved()
         return self._guard.reserved(None, self.clock.now())
@@ -516,7 +518,7 @@ class GuardedCall:
         return self._guard.admitted(self.clock.now() + answer)
 
     def late(self) -> GuardAction:
-        """End the call: its time was over before the circuits could be asked."""
+        """End the call: its deadline passed before the circuits were asked."""
         return self._guard.out_of_time()
 
     def attempt_context(self) -> ProviderExecutionContext:
@@ -530,7 +532,7 @@ class GuardedCall:
         return context_of(self.context, self.correlation_id, number, limit, self._deadline, now)
 
     def not_begun(self) -> GuardAction:
-        """Take back an attempt for which no thread was free in time."""
+        """Undo an attempt for which no thread was free in time."""
         self._begun -= 1
         self._reserved_for = self._paid_from
         return self._guard.out_of_time()

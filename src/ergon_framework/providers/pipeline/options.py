@@ -79,7 +79,7 @@ class CallPolicy:
     budget: float | None
     """Seconds of a whole call, if the caller gives it no fewer."""
     budget_ms: int | None
-    """The same as rows have it."""
+    """The budget in milliseconds, as rows have it."""
     is_stamped_by_store: bool
     """Whether ``wall`` is the clock of the store."""
 

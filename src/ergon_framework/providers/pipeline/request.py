@@ -24,7 +24,7 @@ from ergon_framework.providers.redaction import plain_json, strip_secrets
 from ergon_framework.redaction import squeezed
 
 VERSION = 1
-"""Of the way a key is made: with another one, no old key matches a new call."""
+"""The version of how keys are computed. A change means that no old key matches a new call."""
 
 VOLATILE_NAMES = frozenset(
     squeezed(name)

@@ -50,7 +50,7 @@ from ergon_framework.providers.threads import (
 from ergon_framework.providers.validation import MAX_INTEGER, validate_call, validate_request
 
 MAX_OPERATIONS = 1000
-"""Of a lane that are remembered: a program may make up new names as it goes."""
+"""Operations of a lane that are remembered, as a program may make up new names."""
 
 NEVER_OPENS = 2**31
 """Failures in a row that open no circuit."""
@@ -114,7 +114,7 @@ class ProviderRuntime:
         renew_after_fork(self)
 
     def _keep_records(self, seconds: float | None) -> None:
-        """Of the providers that share a store, the one that keeps records longest decides."""
+        """Keep records in a store as long as the provider with the longest retention asks for."""
         retention = self.recorder.retention
         known = retention.keep
         is_longer = seconds is None or (known is not None and seconds > known)
@@ -128,7 +128,9 @@ class ProviderRuntime:
         self.isolation.renew()
 
     def of_other_colour(self) -> ProviderRuntime:
-        """The same parts for attempts of the other colour: circuits, quotas and rows are shared."""
+        """A runtime for async attempts if this one is plain, or the reverse. Circuits, quotas and
+        rows are shared.
+        """
         other = copy.copy(self)
         other.is_async = not self.is_async
         other.is_plain = not self.options.isolate and not other.is_async
@@ -224,7 +226,7 @@ class ProviderRuntime:
         return is_written
 
     def close(self) -> None:
-        """Give back what was taken ahead, and write what is on its way."""
+        """Return quota that was reserved ahead, and flush queued rows."""
         for lane in self.lanes.all():
             if lane.quota is not None:
                 lane.quota.give_back_block()

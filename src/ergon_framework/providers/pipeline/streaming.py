@@ -132,19 +132,19 @@ class StreamScope:
             self.run(self._observation.__enter__)
 
     def end_attempt(self, error: BaseException | None) -> None:
-        """Leave the observers with what the attempt raised. Does nothing if they have been left."""
+        """Leave the observers with the exception of the attempt, unless that was done already."""
         observation, self._observation = self._observation, None
         if observation is not None:
             kind, trace = (None, None) if error is None else (type(error), error.__traceback__)
             self.run(observation.__exit__, kind, error, trace)
 
     def end(self, result: ProviderExecutionResult) -> None:
-        """End the span of a stream that has a result."""
+        """End the span of a stream with its result."""
         end_call(self._span, result)
         self._leave(None)
 
     def give_up(self, error: BaseException) -> None:
-        """End the span of a stream that has none: it was cancelled before its first item."""
+        """End the span of a stream without a result: it was cancelled before its first item."""
         self.end_attempt(error)
         self._leave(error)
 
@@ -198,7 +198,7 @@ class StreamCall:
         self.is_abandoned = False
 
     def begin(self) -> GuardedCall:
-        """Begin the call: its time runs from now on."""
+        """Begin the call, and with it its time budget."""
         _tenant, campaign_id, operation, _payload, _context = self._request
         context = self.scope.begin(self.runtime, self._request)
         self.call = self.runtime.new_call(self._lane, (campaign_id, operation), context)
@@ -215,7 +215,7 @@ class StreamCall:
         return self.scope.run(self.first_of, items, context)
 
     def afirst(self, items: Any, context: ProviderExecutionContext) -> Awaitable[Any]:
-        """The same for asyncio."""
+        """The same on asyncio."""
         return self.scope.awaited(self.first_of(items, context))
 
     def opened(self, items: Any, first: Any, context: ProviderExecutionContext) -> Opened:
@@ -225,7 +225,7 @@ class StreamCall:
         return Opened(items, first, ends_at)
 
     def seconds_left(self, opened: Opened) -> float | None:
-        """Of its attempt; an error when there are none."""
+        """Seconds until the deadline of the attempt; raises if it has passed."""
         if opened.ends_at is None:
             return None
         left = opened.ends_at - self.call.clock.now()
@@ -353,7 +353,7 @@ def _raise_failure(result: ProviderExecutionResult) -> None:
 
 
 async def astream(call: StreamCall) -> AsyncGenerator[Any, None]:
-    """The same for asyncio."""
+    """The same on asyncio."""
     guarded, runtime = call.begin(), call.runtime
     try:
         opened = await _aopen(call)

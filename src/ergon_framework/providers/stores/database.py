@@ -75,7 +75,7 @@ class LazyOpen(Generic[T]):
             return self.value
 
     def renew(self) -> None:
-        """In a forked child: a thread that only the parent has may hold the lock."""
+        """Called in a forked child: a thread of the parent may hold the lock."""
         self._lock = threading.Lock()
 
     def _open(self, asked_at: float) -> T:
@@ -178,7 +178,7 @@ class SqlCursor(Protocol):
 
 
 class ProviderDatabase(Protocol):
-    """One database. ``work`` may be run more than once, and by another thread."""
+    """A database of provider calls. ``work`` may be run more than once, and by another thread."""
 
     name: str
     """The name shown to users, without a password."""
@@ -212,7 +212,7 @@ class ProviderDatabase(Protocol):
         """An instant as the database takes it."""
 
     def close(self) -> None:
-        """Let go of everything. Closing twice is fine."""
+        """Close the database. May be called twice."""
 
 
 def to_datetime(instant: float) -> datetime:

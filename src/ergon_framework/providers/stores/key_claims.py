@@ -33,7 +33,7 @@ class KeyRecord:
     result: bytes | str | None = None
     reason_code: str | None = None
     error_message: str | None = None
-    """Of a call that succeeded: the note on its result."""
+    """The error's message; for a call that succeeded, the note on its result."""
     written_at: float = 0.0
     """When its holder last asked for it, or freed it."""
 
@@ -135,7 +135,7 @@ def status_after(reason_code: str | None, *, may_run_again: bool) -> KeyStatus:
 
 
 def to_json(value: dict[str, Any] | None, what: str) -> str | None:
-    """As it is kept; StoreError when it cannot be."""
+    """A value as stored JSON. ``StoreError`` if it cannot be encoded."""
     if value is None:
         return None
     try:

@@ -77,7 +77,7 @@ class MemoryLane:
         return is_closed and state.cooldown_until <= now and self._running(now) is None
 
     def note(self, note: LaneChanges, now: float) -> None:
-        """Take in what a batch says. A success does not erase the last error, nor the reverse."""
+        """Apply the changes of a batch. A success does not erase the last error."""
         self.updated_at = now
         for minute, rollup in note.minutes.items():
             self.hour.add(minute, rollup)
@@ -90,7 +90,7 @@ class MemoryLane:
             self.note_error(note.last_error_code, note.last_error_at)
 
     def note_error(self, reason_code: str | None, at: float) -> None:
-        """Take in a failure, unless a later one is known."""
+        """Note a failure, unless a later one is known."""
         if self.last_error_at is None or at >= self.last_error_at:
             self.last_error_at, self.last_error_code = at, reason_code
 
@@ -196,13 +196,13 @@ class MemoryKeys:
         self._max_keys = max_keys
         self._max_bytes = max_bytes
         self._bytes = 0
-        """Of all results that are kept."""
+        """Bytes of all results that are kept."""
         self.records: OrderedDict[tuple[str, str], KeyRecord] = OrderedDict()
 
     def claim(
         self, name: tuple[str, str], fingerprint: str, owner: str, now: float, ends: KeyExpiries
     ) -> KeyClaimResult:
-        """Take a key, unless it is taken."""
+        """Claim a key, unless it is claimed."""
         found = self.records.get(name)
         # Clocks are put right before anything is decided by them.
         restated = after_clock_set_back(found, now) or after_clock_set_forward(
@@ -364,7 +364,7 @@ MAX_ROWS = 100_000
 """Attempts, dead letters and keys that are kept: of each the latest."""
 
 MAX_RESULT_BYTES = 256 * 1024 * 1024
-"""Of results under keys; beyond them, the oldest are dropped, and their keys say so."""
+"""The most bytes of kept results. Beyond them the oldest are dropped, and their keys say so."""
 
 MAX_LANES = 10_000
 """Lanes that are kept; beyond them, the oldest of those that hold no call back are forgotten."""
@@ -434,7 +434,7 @@ class MemoryProviderStore:
             return True
 
     def extend_cooldown(self, key: LaneKey, until: float) -> float:
-        """Let no call pass before ``until``; returns the end that holds, which may be later."""
+        """Let no call pass before ``until``; returns the cooldown's end, which may be later."""
         with self._step():
             lane = self._lane(key)
             now = lane.updated_at = self._clock()
@@ -443,7 +443,7 @@ class MemoryProviderStore:
             return lane.state.cooldown_until
 
     def shorten_cooldown(self, key: LaneKey, known: float, until: float) -> bool:
-        """Let calls pass from ``until`` on if the pause still ends at ``known``; whether it did."""
+        """Shorten the cooldown if it still ends at ``known``; returns whether it did."""
         with self._step():
             lane = self._lane(key)
             if lane.state.cooldown_until != known:
@@ -453,7 +453,7 @@ class MemoryProviderStore:
             return True
 
     def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
-        """Take ``units`` of a window's budget, or none."""
+        """Reserve ``units`` of a window's budget, all or none."""
         with self._lock:
             if self.is_closed:
                 raise _closed()
@@ -474,7 +474,7 @@ class MemoryProviderStore:
         return QuotaGrant(account, is_granted=False)
 
     def refund(self, key: LaneKey, window: QuotaWindow, units: int) -> None:
-        """Give ``units`` back to the window they were taken from; never below nothing used."""
+        """Return ``units`` to the window they came from; its use stays at zero or above."""
         with self._step():
             lane = self._lanes.get(key)
             if lane is not None and lane.account is not None:
@@ -518,7 +518,7 @@ class MemoryProviderStore:
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
     ) -> KeyClaimResult:
-        """Take a key for ``lease`` seconds; remember it for ``keep``."""
+        """Claim a key for ``lease`` seconds; it is remembered for ``keep`` seconds."""
         with self._step():
             now = self._clock()
             ends = KeyExpiries(now + lease, now + max(lease, keep))
@@ -580,12 +580,12 @@ class MemoryProviderStore:
             return self._letters.delete(ids)
 
     def close(self) -> None:
-        """Let go of everything. Closing twice is fine."""
+        """Close the store. May be called twice."""
         with self._lock:
             self.is_closed = True
 
     def renew(self) -> None:
-        """In a forked child: the thread that held the lock does not exist there."""
+        """Called in a forked child: the thread that held the lock does not exist there."""
         self._lock = threading.Lock()
 
     @contextmanager

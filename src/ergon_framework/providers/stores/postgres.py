@@ -181,11 +181,11 @@ class PostgresLimits:
     pool_overflow: int = 8
     """Connections that are added while all others are in use, and closed afterwards."""
     checkout_timeout: float = 3.0
-    """For a free connection."""
+    """Seconds to wait for a free connection."""
     call_timeout: float = 4.0
-    """For a transaction that a provider call waits for."""
+    """Seconds for a transaction that a provider call waits for."""
     batch_timeout: float = 12.0
-    """For a transaction that writes or deletes many rows, which no provider call waits for."""
+    """Seconds for a transaction with many rows, which no provider call waits for."""
 
     @property
     def max_connections(self) -> int:
@@ -206,7 +206,7 @@ def _session_setup(url: URL) -> str:
 
 
 class PostgresProviderDatabase:
-    """One database, through a pool of connections."""
+    """A PostgreSQL database, through a pool of connections."""
 
     def __init__(
         self,
@@ -462,7 +462,7 @@ class PostgresProviderDatabase:
             raise exc.DisconnectionError from error
 
     def renew(self) -> None:
-        """In a forked child: leave the parent's connections to the parent."""
+        """Called in a forked child: leave the parent's connections to the parent."""
         self._inherited.append(self._engine.pool)
         # Not closed: the sockets are shared with the parent, and a goodbye would end its sessions.
         self._engine.dispose(close=False)
@@ -482,7 +482,7 @@ class PostgresProviderDatabase:
             raise StoreError(error.message, remedy=error.remedy) from error
 
     def _opened(self) -> Callable[[], float]:
-        """Look at the tables, or make them; the clock from then on."""
+        """Check or create the tables; returns the clock to use from then on."""
         if self.is_closed:
             raise StoreUnavailableError(f"{self.name} is closed", remedy="open it again")
         self._adopt()

@@ -210,7 +210,7 @@ class ProviderRecords:
 
     @contextmanager
     def _fenced(self, fence: Fence | None) -> Iterator[Connection]:
-        """One transaction, which is made only if the fence allows it."""
+        """A transaction that is committed only if the fence holds."""
         with self._database.connect() as connection:
             if fence is not None:
                 _lock_file(connection)

@@ -212,7 +212,7 @@ class SqliteProviderDatabase:
         return None if instant is None else to_datetime(instant).isoformat(timespec="microseconds")
 
     def close(self) -> None:
-        """Let go of the file. Closing twice is fine."""
+        """Close the file. May be called twice."""
         self.is_closed = True
         database = self._lazy.wait_opened()
         if database is not None:

@@ -131,12 +131,12 @@ class HourlyRates:
             return taken
 
     def put_back(self, keys: Sequence[LaneKey]) -> None:
-        """They could not be written."""
+        """Mark lanes as out of date again, whose columns could not be written."""
         with self._lock:
             self._stale.update(keys)
 
     def renew(self) -> None:
-        """In a forked child: the threads that held locks do not exist there."""
+        """Called in a forked child: the threads that held locks do not exist there."""
         self._lock = threading.Lock()
         self._views = OrderedDict()
         self._stale = set()  # the parent writes them

@@ -105,7 +105,7 @@ class GateTables:
         )
 
     def extend_cooldown(self, key: LaneKey, until: float) -> float:
-        """Let no call pass before ``until``; returns the end that holds, which may be later."""
+        """Let no call pass before ``until``; returns the cooldown's end, which may be later."""
         values = {
             **key._asdict(),
             "id": new_id(),
@@ -123,7 +123,7 @@ class GateTables:
         return until if same_instant(held, until) else held
 
     def shorten_cooldown(self, key: LaneKey, known: float, until: float) -> bool:
-        """Let calls pass from ``until`` on if the pause still ends at ``known``; whether it did."""
+        """Shorten the cooldown if it still ends at ``known``; returns whether it did."""
         to_db_time = self._database.to_db_time
         values = {
             **key._asdict(),
@@ -138,7 +138,7 @@ class GateTables:
         )
 
     def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
-        """Take ``units`` of a window's budget, atomically, or none."""
+        """Reserve ``units`` of a window's budget atomically, all or none."""
         database, now = self._database, self._database.now()
         values = {
             **key._asdict(),
@@ -167,7 +167,7 @@ class GateTables:
         return database.write("reserve", work, is_synced=False)
 
     def refund(self, key: LaneKey, window: QuotaWindow, units: int) -> None:
-        """Give ``units`` back to the window they were taken from; never below nothing used."""
+        """Return ``units`` to the window they came from; its use stays at zero or above."""
         to_db_time = self._database.to_db_time
         values = {
             **key._asdict(),

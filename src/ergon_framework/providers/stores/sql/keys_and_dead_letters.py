@@ -62,7 +62,7 @@ class KeyTable:
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
     ) -> KeyClaimResult:
-        """Take a key for ``lease`` seconds; remember it for ``keep``."""
+        """Claim a key for ``lease`` seconds; it is remembered for ``keep`` seconds."""
         to_db_time, now = self._database.to_db_time, self._database.now()
         values = {
             "tenant_id": tenant_id,
@@ -126,8 +126,8 @@ class KeyTable:
         return prune_rows(self._database, _KEY_SQL["prune"], before, limit)
 
     def _take(self, cursor: SqlCursor, values: dict[str, Any], now: float) -> KeyClaimResult | str:
-        """Take the key, and return its former owner if that call had no outcome yet; or say why
-        not.
+        """Claim the key; returns the former owner if its call had no outcome yet, or why the key is
+        taken.
         """
         fingerprint, owner = values["fingerprint"], values["owner"]
 

@@ -81,19 +81,19 @@ class SqlProviderStore:
         return self.gate_tables.compare_and_set(key, version, breaker, failed=failed)
 
     def extend_cooldown(self, key: LaneKey, until: float) -> float:
-        """Let no call pass before ``until``; returns the end that holds, which may be later."""
+        """Let no call pass before ``until``; returns the cooldown's end, which may be later."""
         return self.gate_tables.extend_cooldown(key, until)
 
     def shorten_cooldown(self, key: LaneKey, known: float, until: float) -> bool:
-        """Let calls pass from ``until`` on if the pause still ends at ``known``; whether it did."""
+        """Shorten the cooldown if it still ends at ``known``; returns whether it did."""
         return self.gate_tables.shorten_cooldown(key, known, until)
 
     def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
-        """Take ``units`` of a window's budget, atomically, or none."""
+        """Reserve ``units`` of a window's budget atomically, all or none."""
         return self.gate_tables.reserve(key, window, limit, units)
 
     def refund(self, key: LaneKey, window: QuotaWindow, units: int) -> None:
-        """Give ``units`` back to the window they were taken from; never below nothing used."""
+        """Return ``units`` to the window they came from; its use stays at zero or above."""
         self.gate_tables.refund(key, window, units)
 
     # -- attempts ------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class SqlProviderStore:
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
     ) -> KeyClaimResult:
-        """Take a key for ``lease`` seconds; remember it for ``keep``."""
+        """Claim a key for ``lease`` seconds; it is remembered for ``keep`` seconds."""
         return self.key_table.claim(tenant_id, key, fingerprint, owner, lease, keep)
 
     def finish(
