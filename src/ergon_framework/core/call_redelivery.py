@@ -21,8 +21,8 @@ lets in one call at a time, all of them would be back at once."""
 _SAME_WAIT = 1.0
 """Seconds by which two instants may differ and still be the end of one wait."""
 _SPREAD, _MOST_SPREAD = 0.1, 5.0
-"""By how much a deferral is lengthened by chance, as a share and in seconds: all calls behind one
-gate were given the same instant.
+"""The most by which chance lengthens a deferral, as a share and in seconds: otherwise all calls
+behind a gate would come back at the same instant.
 """
 
 

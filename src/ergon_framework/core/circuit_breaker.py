@@ -66,7 +66,7 @@ class BreakerRule:
 
 @dataclass(frozen=True, slots=True)
 class ProbeLease:
-    """One place of a half-open circuit that is taken."""
+    """A probe of a half-open circuit, which holds its place until the lease ends."""
 
     token: str
     expires_at: float
@@ -78,12 +78,12 @@ class Permit:
 
     generation: int
     token: str = ""
-    """Of a probe; empty for a call through a closed circuit."""
+    """The token of a probe; empty for a call through a closed circuit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """Who reports, and when it last saw a call succeed, by the clock of the circuit."""
+    """A process that reports, and when it last saw a call succeed, by the clock of the circuit."""
 
     name: str = ""
     succeeded_at: float = NEVER
@@ -101,7 +101,7 @@ class CircuitRefusal:
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """One circuit. Each event answers with the circuit as it is from then on."""
+    """The state of a circuit. Each event returns the state that follows."""
 
     state: CircuitState = CircuitState.CLOSED
     failures: int = 0
@@ -216,7 +216,8 @@ class Breaker:
         return Breaker(CircuitState.HALF_OPEN, self.failures, generation=self.generation)
 
     def restored(self, rule: BreakerRule, now: float) -> Breaker:
-        """For a process that just started: no call is left that could report for old probes."""
+        """The circuit for a process that has just started, without probes that nobody will report.
+        """
         if self.state is CircuitState.CLOSED:
             return self
         if self.state is CircuitState.OPEN and now < self._open_until(rule, now):

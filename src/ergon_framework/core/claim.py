@@ -163,7 +163,9 @@ class QueueLimits:
     pinned_version: str | None = None  # only workers of this version claim from it
 
     def seen_by(self, version: str) -> QueueLimits:
-        """What they are for a worker of a version: one of another version finds it paused."""
+        """The limits for a worker of this version. If the queue is pinned to another one, it is
+        paused.
+        """
         is_ours = self.pinned_version in (None, version)
         return self if is_ours else replace(self, is_paused=True)
 
@@ -184,7 +186,7 @@ class QueueLimits:
 
     @property
     def is_plain(self) -> bool:
-        """Whether they limit nothing."""
+        """Whether the queue has no limits at all."""
         return replace(self, full_at=0.0) == QueueLimits()
 
     def changed(self, changes: dict[str, Any], now: float) -> QueueLimits:
@@ -289,13 +291,13 @@ class Candidate(NamedTuple):
     """A due job that could start, as far as limits are concerned."""
 
     place: tuple[int, float, int]
-    """By priority and age; the last number is the job's own. The least goes first."""
+    """Priority, age, and the number of the job. The smallest goes first."""
     pick: int
     """The number of its pick; each pick has room for so many."""
     queue: str
     expires_at: float | None = None
     key: str | None = None
-    """Its limit key, …"""
+    """The limit key of the job, …"""
     limit: int = 1
     """… of which so many jobs may run at once."""
 
@@ -406,7 +408,7 @@ def in_turn(keys: Iterable[str], after: str, most: int) -> list[str]:
 
 
 Turns = dict[str, str]
-"""For each executor the queue that was first at the last claim."""
+"""For each executor, the queue that was first at the last claim."""
 
 ShareKey = tuple[str, str]
 """An executor that has slots, and one of its queues."""
@@ -451,7 +453,7 @@ class ClaimPlan:
         return bool(self._left)
 
     def next_picks(self, lanes: Iterable[Lane]) -> list[Pick]:
-        """One share for each queue that may have due jobs; empty: there is nothing to claim."""
+        """One pick for each queue that may have due jobs; empty if there is nothing to claim."""
         request, left, spent = self._request, self._left, self._spent
         found: dict[str, dict[str, list[str]]] = {}
         for lane in lanes:

@@ -503,7 +503,7 @@ _BAD_STATUS = f"Expected one of {', '.join(Status)} - at `$.status`"
 
 
 def _last_reply(line: bytes) -> Reply | Stray:
-    """The same of a line without a newline: one that was cut short answers no request."""
+    """Read a last line without a newline. A line that was cut short answers no request."""
     frame = _reply(line)
     if isinstance(frame, Stray) and "truncated" in frame.reason:
         return Stray(frame.reason, frame.size)

@@ -26,7 +26,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failed attempt. Crosses threads, processes, SQL and the wire unchanged."""
+    """A failed attempt as data. It crosses threads, processes, SQL and the wire unchanged."""
 
     kind: Kind
     code: str

@@ -334,7 +334,7 @@ def _next_transition(
 def _moved_in_time(
     snapshot: JobSnapshot, event: RunRequested | RescheduleRequested | RequeueRequested
 ) -> Transition:
-    """It waits on, and is due at another time."""
+    """The job goes on waiting, and is due at another time."""
     word, delay = "hurried", 0.0
     if isinstance(event, RescheduleRequested):
         word, delay = "rescheduled", max(0.0, event.delay)
@@ -359,7 +359,7 @@ def _called_off(snapshot: JobSnapshot, event: CancelRequested | EditRequested) -
 
 
 def _waited(snapshot: JobSnapshot, event: Expired | ExecutorMissing) -> Transition:
-    """It was not started for as long as it may wait."""
+    """The job was not started within the time that it may wait."""
     if isinstance(event, Expired):
         if snapshot.attempts:  # it was, and keeps the failure after which it was to be tried again
             return _ended(snapshot.attempts, snapshot.excused, "expired", None, EXPIRED_RETRYING)
@@ -467,7 +467,7 @@ def _again(
 
 
 def _limited(snapshot: JobSnapshot, transition: Transition, rule: JobRule) -> Transition:
-    """The same transition, unless the job has been delivered as often as it may be."""
+    """The transition, or the end of the job if it has been delivered as often as it may be."""
     if snapshot.deliveries - transition.excused < rule.max_deliveries:
         return transition
     return _ended(

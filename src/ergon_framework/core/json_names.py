@@ -26,7 +26,7 @@ def repeated_name(value: Any, text: bytes | str) -> str | None:
 
 
 def colliding_name(value: Any) -> str | None:
-    """The same for a value that is not written yet, as far as dicts, lists and tuples go."""
+    """A name that two keys of one dict share as JSON; None if no dict in a value has such keys."""
     if has_text_keys(value):
         return None
     if isinstance(value, Mapping):
@@ -59,7 +59,7 @@ def name_written_twice(text: bytes | str) -> str | None:
 
 
 def has_text_keys(value: Any) -> bool:
-    """Whether it can be written and all its keys are text, as those of nearly every value are."""
+    """Whether a value can be encoded and all of its keys are text, as in nearly every value."""
     try:
         encode_text_keys(value)
     except (TypeError, ValueError, RecursionError, OverflowError):

@@ -30,7 +30,7 @@ def shown(value: object) -> str:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a number that a float can hold; neither a truth value nor without end."""
+    """Whether a value is a finite number that fits a float. A bool is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -77,5 +77,5 @@ def word_flaw(value: object, choices: Sequence[str]) -> str:
 
 
 def or_none(flaw: Callable[[Any], str]) -> Callable[[Any], str]:
-    """The same for an option that may be None."""
+    """Make a check also accept None."""
     return lambda value: "" if value is None else flaw(value)

@@ -93,7 +93,7 @@ class RetryBudget:
 
 
 class Guard:
-    """One call; it belongs to one driver."""
+    """The state machine of one guarded call. It belongs to one driver."""
 
     __slots__ = (
         "_began_at",

@@ -29,7 +29,7 @@ _QUOTA = re.compile(
 )
 
 MAX_UNITS = 2**62 - 1
-"""Of a window: what every database can count, and twice of it without an overflow."""
+"""The most units of a window: every database can count twice as many without an overflow."""
 
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
 

@@ -101,7 +101,7 @@ class RetryAfter:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Do not try again."""
+    """The verdict not to try again."""
 
     why: GiveUpReason
 
@@ -140,7 +140,7 @@ def judge(
 
 @dataclass(slots=True)
 class RetriedCall:
-    """One call under one rule; it belongs to one driver."""
+    """A call that is retried by a rule. It belongs to one driver."""
 
     rule: RetryRule
     began_at: float

@@ -88,7 +88,7 @@ class DurationHistogram:
         self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
 
     def extend(self, values: Sequence[int]) -> None:
-        """So many more: where they are only counted, equal ones are counted together."""
+        """Count several durations. Beyond the exact samples, equal ones are counted together."""
         if self.count + len(values) <= MAX_EXACT_SAMPLES:
             for value in values:
                 self.add(value)
@@ -141,7 +141,9 @@ class DurationHistogram:
         return counts, total
 
     def encode(self) -> bytes:
-        """As bytes; equal durations are equal bytes. A bucket holds less than 2**32 of them."""
+        """The histogram as bytes, equal for equal durations. A bucket holds less than 2**32 of
+        them.
+        """
         if not self._buckets:
             return _KEPT + struct.pack(f"<{self.count}I", *sorted(self._few))
         found = sorted(self._buckets)
@@ -220,7 +222,7 @@ class SlidingHour:
 
     def __init__(self) -> None:
         self.minutes: dict[int, Rollup] = {}
-        """By the instant at which each began. To be changed by the methods below only."""
+        """The roll-ups by the start of their minute. Only the methods below change them."""
         self._buckets: dict[int, int] = {}
         self._order: list[int] = []  # of the buckets, from above; empty when it is not known
         self._succeeded = 0

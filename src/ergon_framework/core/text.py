@@ -54,7 +54,7 @@ def one_line(text: str) -> str:
 
 
 def several_lines(text: str) -> str:
-    """The same line by line; only line feeds are line ends."""
+    """Like ``one_line``, line by line. Only line feeds end a line."""
     return "\n".join(one_line(line) for line in text.expandtabs(4).split("\n"))
 
 

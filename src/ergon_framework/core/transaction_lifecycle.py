@@ -197,7 +197,9 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """It is over. ``handler_failure`` is set when the exception handler itself failed."""
+    """The transaction has ended. ``handler_failure`` is set when the exception handler itself
+    failed.
+    """
 
     how: Ending
     failure: Failure | None = None

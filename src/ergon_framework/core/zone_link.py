@@ -38,7 +38,7 @@ class GateRule:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One link. Each event answers with the gate as it is from then on."""
+    """The state of a link. Each event returns the state that follows."""
 
     mode: Mode = Mode.NORMAL
     is_sealed: bool = False
@@ -104,7 +104,7 @@ class Reached(Protocol):
 
     @property
     def offset(self) -> int:
-        """Of the frontier."""
+        """The offset of the frontier."""
 
 
 def leads_to(kept: Reached, later: Reached) -> bool:
@@ -116,7 +116,9 @@ def leads_to(kept: Reached, later: Reached) -> bool:
 
 
 def contiguous(frontier: Frontier, steps: Iterable[tuple[int, int]]) -> tuple[Frontier, int]:
-    """Take (previous, offset) pairs while they join on; the frontier then, and how many did."""
+    """Advance the frontier over (previous, offset) pairs without a hole; returns it, and how many
+    pairs fit.
+    """
     taken = 0
     for previous, offset in steps:
         if not frontier.joins(previous, offset):

@@ -223,7 +223,7 @@ class AsyncioEngine(EngineCall):
         super()._part_with(worker)
 
     async def _abort(self, reason: StopReason) -> None:
-        """End everything now. Nothing that swallows its cancellation is waited for."""
+        """End everything now. A task that swallows its cancellation is not waited for."""
         self.begin_abort(reason)
         for worker in self.workers:
             attempt = worker.attempt
@@ -303,7 +303,9 @@ class AsyncioEngine(EngineCall):
                 turns = FAIR_TURNS
 
     async def _idle(self, worker: EngineWorker) -> bool:
-        """Nothing can be begun now: do what the loop plans. False when nothing is left to do."""
+        """Called when no transaction is ready: do what the loop plans. False when nothing is left
+        to do.
+        """
         worker.attempt = None
         while True:
             while (self.stops or self.has_deadline) and self.must_decide():
@@ -392,7 +394,7 @@ class AsyncioEngine(EngineCall):
         return event is not None and await self._drive(worker, run, event)
 
     async def _drive(self, worker: EngineWorker, run: LifecycleRun, event: LifecycleEvent) -> bool:
-        """Do what the machine says until the end; starts at any event."""
+        """Carry out the actions of the lifecycle from ``event`` to its end."""
         next_event: LifecycleEvent | None = event
         while next_event is not None:
             action = self.decider.decide(run, next_event)
@@ -409,7 +411,7 @@ class AsyncioEngine(EngineCall):
     async def _attempt(
         self, worker: EngineWorker, run: LifecycleRun, step: StepPlan
     ) -> LifecycleEvent | None:
-        """One call of a hook, off the happy path."""
+        """Call a hook once, off the happy path."""
         event = self._try(worker, run, step)
         return await self._resume(event) if isinstance(event, Suspended) else event
 

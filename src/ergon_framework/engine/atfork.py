@@ -11,19 +11,19 @@ class Renewable(Protocol):
     """Holds locks, or counts what the threads of this process do."""
 
     def renew(self) -> None:
-        """In the child: a lock that another thread held at the fork would never be free."""
+        """Called in the child: a lock that another thread held at the fork would never be free."""
 
 
 _alive: weakref.WeakSet[Renewable] = weakref.WeakSet()
 
 
 def renew_after_fork(part: Renewable) -> None:
-    """From now on ``part`` is renewed in every forked child, for as long as it lives."""
+    """Call ``part.renew`` in every forked child, for as long as ``part`` lives."""
     _alive.add(part)
 
 
 def renew_all() -> None:
-    """In a forked child: renew every part; one that fails holds up no other."""
+    """Called in a forked child: renew every part. One that fails does not stop the others."""
     failures = []
     # A copy: a part that makes another one while it is renewed would change the set.
     for part in list(_alive):

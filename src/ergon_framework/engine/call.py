@@ -386,7 +386,7 @@ class EngineCall:
     # -- stopping ----------------------------------------------------------------------------
 
     def begin_stop(self, reason: StopReason) -> None:
-        """Take in nothing more; let what runs finish within the grace."""
+        """Stop fetching, and let running transactions finish within the grace."""
         self.loop.stop(reason)
         self.stop_reading()
         # What a source cannot take back would be lost: there it is worked off within the grace
@@ -449,7 +449,7 @@ class EngineCall:
         return self.now() >= min(self.deadline_at, self.grace_at)
 
     def begin_abort(self, reason: StopReason) -> None:
-        """From here on no hook is called any more."""
+        """End the call: from here on no hook is called any more."""
         # Before the sweep: a worker that takes a transaction meanwhile sees it and calls no hook.
         self.is_aborted = True
         self.loop.reason = reason
@@ -460,11 +460,11 @@ class EngineCall:
 
     @abstractmethod
     def _spawn(self, worker: EngineWorker, first: Continuation | None) -> None:
-        """Let a worker begin, with something to finish first if ``first`` is given."""
+        """Start a worker, which first finishes ``first`` if that is given."""
 
     @abstractmethod
     def _drive(self, worker: EngineWorker, run: LifecycleRun, event: LifecycleEvent) -> Any:
-        """Do what the machine says until the end; starts at any event."""
+        """Carry out the actions of the lifecycle from ``event`` to its end."""
 
     @abstractmethod
     def _release_unstarted_later(self) -> None:
@@ -481,7 +481,7 @@ class EngineCall:
         self.watchdog_wakeup.notify()
 
     def hear_stop(self) -> None:
-        """Begin a stop that was asked for and has not begun. The lock is held."""
+        """Begin a stop that was requested and has not begun. The lock is held."""
         if self.stops and self.grace_at == NEVER:
             self._stop()
 
@@ -870,7 +870,9 @@ class EngineCall:
         return run
 
     def _ack(self, ack: Hook, run: LifecycleRun) -> BaseException | None:
-        """Tell a source that only takes a note of it, and so needs no deadline; what went wrong."""
+        """Ack to a source that only notes it in memory, without a deadline; returns the error, if
+        any.
+        """
         try:
             answer = self.context.copy().run(ack, run.transaction)
         except BaseException as error:

@@ -105,7 +105,7 @@ def _wake(sleeper: asyncio.Future[None]) -> bool:
 
 
 def sleep_until(clock: Clock, until: float) -> None:
-    """Let this thread wait for an instant of ``clock``; Ctrl-C interrupts the wait."""
+    """Block this thread until an instant of ``clock``. Ctrl-C interrupts the wait."""
     if clock is SYSTEM_CLOCK:
         # Not a ``Condition``: when a signal handler raises while one wakes up, its lock is not held
         # any more and releasing it raises another error instead.
@@ -124,7 +124,7 @@ def sleep_until(clock: Clock, until: float) -> None:
 
 
 async def asleep_until(clock: Clock, until: float) -> None:
-    """Let this task wait for an instant of ``clock``."""
+    """Suspend this task until an instant of ``clock``."""
     import asyncio
 
     await asyncio.sleep(max(0.0, until - clock.now()))
@@ -145,7 +145,7 @@ current_clock: Callable[[], Clock] = _CLOCK.get
 
 
 def use_clock(clock: Clock) -> Token[Clock]:
-    """Let threaded calls in this context follow ``clock``; undo with :func:`restore_clock`."""
+    """Use ``clock`` for threaded calls in this context; undo with :func:`restore_clock`."""
     return _CLOCK.set(clock)
 
 

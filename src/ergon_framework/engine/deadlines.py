@@ -44,7 +44,7 @@ class AttemptDeadlines:
     # -- deadlines ---------------------------------------------------------------------------
 
     def arm(self, attempt: InProgress, run: LifecycleRun, timeout: float | None) -> bool:
-        """Give the attempt its deadline. False when the lifecycle's time is over already."""
+        """Set the deadline of an attempt. False if the lifecycle's deadline has passed already."""
         # On the happy path the run is its own attempt, and its instant has just been read: that
         # saves a call of the clock.
         if attempt is run:

@@ -164,7 +164,7 @@ class Instrumentation:
         )
 
     def stalled(self, abandoned: int) -> None:
-        """So many calls never came back that no new work may start."""
+        """Report that too many calls never came back, so that no new work may start."""
         self.emit("workers.stalled", abandoned=abandoned)
         logger.error(
             "%s is stalled: %d calls never came back, so no new work starts; see "

@@ -85,7 +85,7 @@ class BatchReader:
             self._begin(answer, at_most, delivery)
 
     def take_ahead(self) -> list[Transaction]:
-        """At the end of the call: the item that was read ahead and never asked for."""
+        """The item that was read ahead and never used; called at the end of the call."""
         ahead, self._ahead = self._ahead, []
         return [item for item in ahead if isinstance(item, Transaction)]
 
@@ -306,7 +306,7 @@ class Intake:
         self.pass_on(key)
 
     def pass_on(self, key: str) -> None:
-        """Let the next transaction with this id begin, unless one is running."""
+        """Make the next transaction with this id ready, unless one is running."""
         waiting = self.behind.get(key)
         if key in self.live or not waiting:
             return

@@ -34,7 +34,7 @@ class Hooks:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step, ready to be called."""
+    """One step of a lifecycle, compiled from policies and hooks."""
 
     step: LifecycleStep
     hook: Any  # None is skipped, and counts as returned
@@ -73,7 +73,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """One consume or produce call, ready to be driven."""
+    """One consume or produce call, compiled for the engine."""
 
     role: str
     task: str

@@ -55,12 +55,12 @@ class LifecycleRun(LifecycleCursor):
 
     @property
     def phase(self) -> str:
-        """As an attempt: the step it stands in."""
+        """The phase as an attempt: the current step."""
         return self.step.value
 
     @property
     def number(self) -> int:
-        """As an attempt: always the first, for only the happy path goes without an object."""
+        """The number as an attempt: 0, as only the happy path has no attempt object."""
         return self.attempt
 
 
@@ -69,12 +69,12 @@ class ProduceRun(LifecycleRun):
 
     @property
     def phase(self) -> str:
-        """As an attempt: the step it stands in."""
+        """The phase as an attempt: the current step."""
         return "produce" if self.step is LifecycleStep.PROCESS else self.step.value
 
 
 class SettlementAttempt(Attempt):
-    """One call of ack, nack or release_after; in the phase BACKOFF, the wait before the next."""
+    """One call of ack, nack or release_after, or in the phase BACKOFF the wait before the next."""
 
     __slots__ = ("channel", "failure", "since", "verb", "wake_at")
 
@@ -146,7 +146,7 @@ class OutcomeCounts:
             self.handler_failures += 1
 
     def add(self, other: OutcomeCounts) -> None:
-        """Take over what another one counted."""
+        """Add the counts of another one."""
         for name in OutcomeCounts.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 

@@ -154,7 +154,7 @@ class ThreadEngine(EngineCall):
                 self._replace_worker(worker, attempt)
 
     def _abort(self, reason: StopReason) -> None:
-        """End everything now. Nothing that hangs is waited for."""
+        """End everything now. A call that hangs is not waited for."""
         self.begin_abort(reason)
         for worker in list(self.workers):
             attempt = worker.attempt
@@ -221,7 +221,9 @@ class ThreadEngine(EngineCall):
                 return
 
     def _idle(self, worker: EngineWorker) -> bool:
-        """Nothing can be begun now: do what the loop plans. False when nothing is left to do."""
+        """Called when no transaction is ready: do what the loop plans. False when nothing is left
+        to do.
+        """
         worker.attempt = None
         while True:
             with self.lock:
@@ -305,7 +307,7 @@ class ThreadEngine(EngineCall):
         return event is not None and self._drive(worker, run, event)
 
     def _drive(self, worker: EngineWorker, run: LifecycleRun, event: LifecycleEvent) -> bool:
-        """Do what the machine says until the end; starts at any event."""
+        """Carry out the actions of the lifecycle from ``event`` to its end."""
         next_event: LifecycleEvent | None = event
         while next_event is not None:
             action = self.decider.decide(run, next_event)
@@ -320,7 +322,7 @@ class ThreadEngine(EngineCall):
     def _attempt(
         self, worker: EngineWorker, run: LifecycleRun, step: StepPlan
     ) -> LifecycleEvent | None:
-        """One call of a hook, off the happy path."""
+        """Call a hook once, off the happy path."""
         if step.hook is None:
             return RETURNED
         attempt = Attempt(self.call, run, step.phase, run.attempt)

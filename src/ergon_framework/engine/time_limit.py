@@ -169,7 +169,7 @@ class _ThreadLimit:
         self._is_due = False
 
     def begin(self) -> None:
-        """Begin to watch."""
+        """Start the timer."""
         if self._is_main:
             self._before = signal.signal(_SIGNAL, self._interrupt)
         SYSTEM_CLOCK.spawn("ergon-time-limit", self._watch)

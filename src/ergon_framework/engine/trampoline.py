@@ -114,7 +114,7 @@ async def await_inside(context: contextvars.Context, answer: Any) -> Any:
 
 
 def inside(context: contextvars.Context, answer: Any) -> Stepped:
-    """The same, begun and not yet awaited."""
+    """The step of an awaitable that was begun and not yet awaited."""
     if type(answer) is not CoroutineType:
         answer = wait_for(answer)
     stepper = Stepper()

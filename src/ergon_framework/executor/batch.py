@@ -50,7 +50,7 @@ class JobBatch:
         self.timer: asyncio.TimerHandle | None = None
 
     def add(self, invocation: Invocation) -> None:
-        """Let one more request be answered by the call."""
+        """Add a request that the call will answer."""
         invocation.batch = self
         self.members.append(invocation)
         if invocation.ends_at != NEVER:
@@ -199,7 +199,7 @@ class ThreadGatherer:
 
 
 class LoopGatherer:
-    """The same on the event loop, whose thread alone uses it."""
+    """Gathers batches on the event loop. Only its thread uses it."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, limit: int, begin: Callable[[JobBatch], Any]
@@ -210,7 +210,7 @@ class LoopGatherer:
         self._open: dict[Handler, JobBatch] = {}
 
     def gather(self, invocation: Invocation, handler: Handler) -> None:
-        """Let a request wait for others, or begin the batch that it makes complete."""
+        """Add a request to a batch, and begin the batch if it is full."""
         batch = self._open.get(handler)
         if batch is None:
             batch = self._open[handler] = JobBatch(handler)

@@ -43,7 +43,7 @@ class InvalidArgumentsError(JobError):
 
 
 class Binding:
-    """One handler's signature, ready to take arguments."""
+    """The signature of a handler, ready to bind arguments."""
 
     def __init__(
         self, name: str, function: Callable[..., Any], scope: DependencyScope | None = None

@@ -102,7 +102,7 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HasContext(Protocol):
-    """Something that knows its job; the context is made when it is asked for."""
+    """An object with a job's context, which is created when it is first read."""
 
     @property
     def context(self) -> JobContext:

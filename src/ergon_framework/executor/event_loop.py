@@ -75,7 +75,7 @@ class LoopThread:
             raise overdue() from None
 
     def close(self) -> None:
-        """End the loop, its leftover tasks included; one that is stuck is left behind."""
+        """Close the loop and cancel its tasks. A loop that is stuck is left behind."""
         self._is_closing = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(2 * CLOSE_TIMEOUT)
@@ -177,7 +177,7 @@ class LoopReader:
         self._is_reading = False
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start reading requests."""
         # After each answer: a place is free, and the next request may begin.
         self._thread.after_each = self._go_on
         self._queue.is_reading = True
@@ -188,7 +188,7 @@ class LoopReader:
         self._loop.call_soon_threadsafe(self._pause)
 
     def _go_on(self) -> None:
-        """Begin what may begin; read only when nothing waits for its turn."""
+        """Begin requests while slots are free, and read on when none waits for a slot."""
         while True:
             with self._queue.lock:
                 item = self._queue.take()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class HookStep(NamedTuple):
-    """One hook, or one half of a lifespan."""
+    """A hook, or one half of a lifespan."""
 
     name: str
     run: Hook
@@ -28,7 +28,7 @@ class HookStep(NamedTuple):
     overdue: Callable[[], TimeoutError]
     """Makes the error for a step that took too long."""
     place: str
-    """Where it is declared."""
+    """Where the hook is declared."""
 
 
 WaitFor = Callable[[Awaitable[Any], HookStep], Any]

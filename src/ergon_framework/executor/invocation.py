@@ -98,7 +98,7 @@ class Invocation:
         return self.request.job_id
 
     def report(self, fraction: float | None, message: str) -> None:
-        """Tell how far the job is, unless it was answered."""
+        """Report the progress of the job, unless it was answered."""
         progress.report(self, fraction, message)
 
     def cancel(self) -> None:

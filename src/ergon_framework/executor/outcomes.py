@@ -97,7 +97,7 @@ def refused(job_id: str, kind: str, message: str) -> Outcome:
 
 
 def not_found(job_id: str, name: str) -> Outcome:
-    """There is no such handler."""
+    """The outcome of a request for an unknown handler."""
     shown = name if len(name) <= 100 else name[:100] + "…"
     return refused(job_id, HANDLER_NOT_FOUND, f"No handler is registered for function {shown!r}")
 
@@ -109,7 +109,7 @@ def not_begun(job_id: str) -> Outcome:
 
 
 def cut_off_by_another(job_id: str) -> Outcome:
-    """Its call was cancelled at the deadline of another job in its batch."""
+    """The outcome of a job whose batch was cancelled at the deadline of another job."""
     message = "another job of its batch ran past its deadline, and their call was cancelled"
     return Outcome(job_id, Status.RETRY, None, message, HELD, BLOCKED_RETRY_AFTER)
 

@@ -187,7 +187,7 @@ def _hear_signals(stop: Callable[[], None], *, is_by_hand: bool) -> None:
         stop()
 
     def leave_it_to_the_parent(_number: int, _frame: FrameType | None) -> None:
-        """Not SIG_IGN, which programs that we start would inherit."""
+        """Ignore SIGINT. SIG_IGN would be inherited by programs that we start."""
 
     signal.signal(signal.SIGTERM, terminate)
     signal.signal(signal.SIGINT, terminate if is_by_hand else leave_it_to_the_parent)
@@ -211,7 +211,7 @@ def _deliver_signals() -> None:
 
 
 def _forget_signals() -> None:
-    """In a forked child, of a pool for example: SIGTERM must end the child, and only the child."""
+    """Called in a forked child, such as one of a pool: SIGTERM must end the child, and only it."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -269,14 +269,16 @@ def finish_telemetry() -> None:
 
 
 def _finish(module: str) -> None:
-    """Let a module write what it has; one that a thread is only just importing has nothing."""
+    """Call ``finish`` of a module if it was imported: otherwise it has nothing to write."""
     finish = getattr(sys.modules.get(module), "finish", None)
     if finish is not None:
         finish()
 
 
 def _leave_soon(code: int, exit_timeout: float) -> None:
-    """Do not stay: the interpreter waits for every thread of the user that is not daemonic."""
+    """Exit after a while even if threads of the user still run: the interpreter waits for
+    non-daemon threads.
+    """
 
     def wait_and_leave() -> None:
         threading.Event().wait(exit_timeout)

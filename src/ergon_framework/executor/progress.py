@@ -26,7 +26,7 @@ class Reporting(Protocol):
 
     @property
     def job_id(self) -> str:
-        """Its job."""
+        """The id of the job."""
         ...
 
 
@@ -43,7 +43,7 @@ class ProgressWriter:
         self._pause = threading.Event()  # never set: only to wait on
 
     def report(self, job: Reporting, fraction: float | None, message: str) -> None:
-        """Tell how far a job is, now or soon."""
+        """Write the progress of a job, now or soon."""
         line = encode_progress(job.job_id, fraction, message)
         with self._lock:
             self._waiting[job] = line
@@ -95,7 +95,7 @@ def report_to(descriptor: int) -> None:
 
 
 def report(job: Reporting, fraction: float | None, message: str) -> None:
-    """Tell how far a job is, if anybody listens."""
+    """Write the progress of a job, if the worker has asked for progress."""
     writer = _Reports.writer
     if writer is not None and not job.is_answered:
         writer.report(job, fraction, message)

@@ -215,7 +215,7 @@ class Registry:
         return function
 
     def remove(self, name: str) -> None:
-        """Take a handler back, so that another one may have its name."""
+        """Remove a handler, so that another one may have its name."""
         del self._handlers[name]
 
     @property

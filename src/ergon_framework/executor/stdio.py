@@ -76,7 +76,7 @@ def _open_if_closed(descriptor: int, flags: int) -> None:
 
 
 def _replace(descriptor: int, flags: int) -> None:
-    """Let it lead nowhere."""
+    """Point a descriptor to ``/dev/null``."""
     nowhere = os.open(os.devnull, flags)
     if nowhere != descriptor:
         os.dup2(nowhere, descriptor)
@@ -158,7 +158,7 @@ class RequestReader:
         self._either.poll()
 
     def has_come(self) -> bool:
-        """Whether there is input, or its end, to read without waiting."""
+        """Whether input, or its end, can be read without waiting."""
         return bool(self._input.poll(0))
 
     def read(self) -> tuple[list[Request | Refusal], bool]:
@@ -174,7 +174,7 @@ class RequestReader:
         return frames, not data
 
     def close(self) -> None:
-        """Give back what is ours; the source is not."""
+        """Close our own descriptors. The source stays open."""
         self._halt.close()
 
 

@@ -49,7 +49,7 @@ class RequestQueue:
             self.waiting.extend(items)
 
     def take(self) -> Item | None:
-        """Begin the next one, if one may begin now. The caller holds the lock."""
+        """Take the next request, if one may begin now. The caller holds the lock."""
         if not self.waiting or not self.has_room:
             return None
         item = self.waiting.popleft()
@@ -77,7 +77,7 @@ class RequestQueue:
                 self.changed.notify_all()
 
     def end(self) -> bool:
-        """Nothing more is read; whether that is news. The caller holds the lock."""
+        """Note the end of the input; returns whether that is new. The caller holds the lock."""
         is_news = not self.is_ended
         self.is_ended = True
         self.changed.notify_all()
@@ -232,7 +232,7 @@ class HandlerThreads:
             self._is_waking = False
 
     def wake_another(self) -> None:
-        """There may be room for one more; a worker shall see to it."""
+        """Wake another thread: there may be room for one more request."""
         with self._queue.lock:
             self._wake_another()
 

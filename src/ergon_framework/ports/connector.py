@@ -27,25 +27,25 @@ from ergon_framework.ports.transaction import Transaction
 
 @runtime_checkable
 class Source(Protocol):
-    """Something to consume from, with threads."""
+    """A source to consume from, for threads."""
 
     def fetch_transactions(self, batch_size: int, **extra: Any) -> Iterable[Transaction] | None:
-        """Up to ``batch_size`` transactions; empty or None when there are none now."""
+        """Fetch up to ``batch_size`` transactions; empty or None when there are none now."""
 
 
 @runtime_checkable
 class AsyncSource(Protocol):
-    """Something to consume from, with asyncio."""
+    """A source to consume from, for asyncio."""
 
     async def fetch_transactions_async(
         self, batch_size: int, **extra: Any
     ) -> Iterable[Transaction] | None:
-        """Up to ``batch_size`` transactions; empty or None when there are none now."""
+        """Fetch up to ``batch_size`` transactions; empty or None when there are none now."""
 
 
 @runtime_checkable
 class Target(Protocol):
-    """Something to produce to, with threads."""
+    """A target to produce to, for threads."""
 
     def dispatch_transactions(self, transactions: Iterable[Transaction], **extra: Any) -> None:
         """Deliver them all; an exception means that the outcome is unknown for each."""
@@ -53,7 +53,7 @@ class Target(Protocol):
 
 @runtime_checkable
 class AsyncTarget(Protocol):
-    """Something to produce to, with asyncio."""
+    """A target to produce to, for asyncio."""
 
     async def dispatch_transactions_async(
         self, transactions: Iterable[Transaction], **extra: Any
@@ -66,13 +66,13 @@ class Settling(Protocol):
     """A source that keeps a delivered transaction until it is settled."""
 
     def ack(self, transaction: Transaction) -> None:
-        """It succeeded: forget it."""
+        """The transaction succeeded: remove it from the source."""
 
     def nack(self, transaction: Transaction, exc: Exception) -> None:
-        """It failed for good: set it aside with its reason."""
+        """The transaction failed for good: set it aside with its reason."""
 
     def release(self, transaction: Transaction) -> None:
-        """It was not worked to an end: deliver it again."""
+        """The transaction was not finished: deliver it again."""
 
 
 @runtime_checkable
@@ -80,7 +80,9 @@ class Parking(Protocol):
     """A source that can keep a transaction for a while, until a gate may have opened."""
 
     def release_after(self, transaction: Transaction, seconds: float) -> None:
-        """Nothing was attempted: deliver it again in so many seconds, and count no attempt."""
+        """The transaction was not attempted: deliver it again after ``seconds``, and count no
+        attempt.
+        """
 
 
 @runtime_checkable
@@ -88,10 +90,10 @@ class AsyncSettling(Protocol):
     """The asyncio twin of :class:`Settling`."""
 
     async def ack_async(self, transaction: Transaction) -> None:
-        """It succeeded: forget it."""
+        """The transaction succeeded: remove it from the source."""
 
     async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
-        """It failed for good: set it aside with its reason."""
+        """The transaction failed for good: set it aside with its reason."""
 
     async def release_async(self, transaction: Transaction) -> None:
-        """It was not worked to an end: deliver it again."""
+        """The transaction was not finished: deliver it again."""

@@ -32,7 +32,7 @@ class Call:
 
 
 class HasTicket(Protocol):
-    """Something that exactly one party may go on with."""
+    """A piece of work that exactly one party may continue."""
 
     ticket: list[None]
     """The side that pops the one element decides what happens next: the worker whose call returned,

@@ -23,7 +23,7 @@ def roll() -> float:
 
 @contextmanager
 def loaded_dice(value: float) -> Iterator[None]:
-    """Let the dice of this process always fall like this: for tests of waits with jitter."""
+    """Make ``roll`` always return this value, for tests of waits with jitter."""
     _throws.append(lambda: value)
     try:
         yield

@@ -47,13 +47,13 @@ class NewFact(msgspec.Struct, gc=False):
     fact: bytes
     references: tuple[Reference, ...] = ()
     source_offset: int | None = None
-    """In an inbound log: its offset in the peer's outbound log."""
+    """In an inbound log: the offset of the fact in the peer's outbound log."""
     needs_artifacts: bool = True
     """Whether an artifact that is not there refuses it. What it refers to is recorded anyway."""
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):
-    """It is in the log, now or since an earlier append of the same content."""
+    """The fact is in the log, now or since an earlier append of the same content."""
 
     offset: int
     is_duplicate: bool = False
@@ -71,7 +71,7 @@ class Conflict:
 
     offset: int
     digest: bytes
-    """What it stands for: 32 bytes, or the first 16 when the payload is gone."""
+    """The digest of the fact: 32 bytes, or the first 16 if the payload was dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class LogInfo:
-    """One log in figures."""
+    """Figures of one log."""
 
     name: str
     head: int
@@ -188,7 +188,7 @@ class ConsumerInfo:
     served: int = 0
     """The highest offset ever given to it."""
     deliveries: int = 0
-    """To how many holders in a row the fact after the cursor has been given out."""
+    """How many holders in a row were served the fact after the cursor."""
     holder: str | None = None
     held_until: float = 0.0
     lease: float = 0.0
@@ -215,7 +215,7 @@ class Fetched:
     consumer: ConsumerInfo
     page: LogPage
     is_released: bool = False
-    """These facts come from quarantine: their offsets may lie below the cursor."""
+    """Whether the facts were released from quarantine: their offsets may lie below the cursor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ class Link:
 
     peer: str
     epoch: str | None = None
-    """Of the peer's store when last pulled; None before the first page."""
+    """The epoch of the peer's store at the last pull; None before the first page."""
     offset: int = 0
     """The frontier: everything of the peer's view at or below it lies in the inbound log."""
     chain: bytes = b""
@@ -279,7 +279,7 @@ class StoreInfo:
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """Something that verification found."""
+    """A flaw that verification found."""
 
     log: str
     offset: int
@@ -319,7 +319,7 @@ class FactLog(Protocol):
         """
 
     def find(self, from_zone: str, message_id: str, log: str | None = None) -> LedgerEntry | None:
-        """Look an id up in one log, or in all: ``outbound`` first."""
+        """Find a fact by its id in one log, or in all logs, ``outbound`` first."""
 
     def page(
         self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
@@ -557,7 +557,7 @@ class FactStore(FactLog, ConsumerStore, ObjectIndex, LinkStore, Protocol):
 
     @property
     def acknowledgement(self) -> str:
-        """One sentence: what an acknowledged append survives."""
+        """One sentence that says what an acknowledged append survives."""
 
     @property
     def is_synced(self) -> bool:
@@ -598,4 +598,4 @@ class FactStore(FactLog, ConsumerStore, ObjectIndex, LinkStore, Protocol):
         """Write a consistent copy that, when opened, begins a new epoch."""
 
     def close(self) -> None:
-        """Let go of everything. Closing twice is fine."""
+        """Close the store. May be called twice."""

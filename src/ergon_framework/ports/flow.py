@@ -35,7 +35,9 @@ class StepPlace(msgspec.Struct, frozen=True, kw_only=True):
 
     flow_id: str
     join_id: str | None = None
-    """Where it waits for its predecessors; None once it has been released, or if it has none."""
+    """The join at which the step waits for its predecessors; None once it is released, or without
+    any.
+    """
     feeds: tuple[str, ...] = ()
     """The joins at which its end counts; none once it has counted."""
     wait: float | None = None
@@ -82,7 +84,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> FlowStatus:
-        """Where it stands."""
+        """The status of the flow."""
         return self.state.status
 
 
@@ -102,12 +104,14 @@ def step_id(flow_id: str, number: int) -> str:
 
 
 RUN = "run"
-"""In a list of steps: ``{"run": [first, count, distance]}`` stands for so many numbers."""
+"""The key of a range in a list of steps: ``{"run": [first, count, distance]}``."""
 MIN_RUN = 4
 
 
 def as_runs(sources: Iterable[Any]) -> list[Any]:
-    """The same list with numbers at equal distances as one entry, so that 100,000 take no room."""
+    """The list with numbers at equal distances as one entry, so that 100,000 steps take little
+    room.
+    """
     sources = list(sources)
     if len(sources) < MIN_RUN:  # each join of a chain
         return sources

@@ -134,7 +134,7 @@ def dated(field: str, value: Any) -> float:
 
 
 def choice(kinds: type[StrEnum]) -> FieldCheck:
-    """One of a few words."""
+    """A check for one of the words of an enumeration."""
     words = ", ".join(kinds)
 
     def check(field: str, value: Any) -> StrEnum:
@@ -310,7 +310,7 @@ CHECKS: dict[str, FieldCheck] = {
 
 
 def listed(field: str, value: Any, what: str, example: str) -> Iterable[Any]:
-    """Something that can be gone through, and is no text; ``what`` names its items."""
+    """Refuse a value that is no list or other iterable of ``what``; text is none."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         problem = f"must be a list of {what}, and is {type(value).__name__}"
         raise refusal(field, problem, f"write for example {example}")

@@ -88,7 +88,7 @@ ErrorTypes = str | type[BaseException] | Iterable[str | type[BaseException]]
 
 
 class HandlerOptions(JobOptions, total=False):
-    """The same with the short names that all kinds of handlers share."""
+    """The options with the short names that all kinds of handlers share."""
 
     attempts: int | None
     """``max_attempts``."""
@@ -114,7 +114,7 @@ class JobCall(NamedTuple):
     kwargs: Mapping[str, Any]
     options: Mapping[str, Any]
     names: Sequence[str] | None = None
-    """Of the positional parameters; None: the handler is not known here."""
+    """The names of the positional parameters; None if the handler is not known here."""
 
 
 class Handlers(Protocol):
@@ -179,7 +179,7 @@ def checked_options(
 
 
 def exception_classes(given: ErrorTypes | None) -> tuple[type[BaseException], ...]:
-    """Those of ``give_up_on`` that are classes: an executor can tell what derives from them."""
+    """The classes in ``give_up_on``: an executor can tell which errors derive from them."""
     if given is None or isinstance(given, str):
         return ()
     each = [given] if isinstance(given, type) else given
@@ -187,7 +187,7 @@ def exception_classes(given: ErrorTypes | None) -> tuple[type[BaseException], ..
 
 
 def unknown_option(field: str, who: str = "a job has") -> JobError:
-    """There is no such option."""
+    """The error for an unknown option."""
     from difflib import get_close_matches  # late: an executor loads this file
 
     known = list(HandlerOptions.__annotations__)

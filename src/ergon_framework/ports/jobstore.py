@@ -66,7 +66,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_waiting_only(self) -> bool:
-        """Whether it holds its unique key no more once it runs."""
+        """Whether the job gives up its unique key once it runs."""
         return self.unique is not None and self.unique.is_waiting_only
 
 
@@ -209,12 +209,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_waiting_only(self) -> bool:
-        """Whether it holds its unique key no more once it runs."""
+        """Whether the job gives up its unique key once it runs."""
         return self.unique is not None and self.unique.is_waiting_only
 
     @property
     def cancel_request(self) -> CancelRequest | None:
-        """Who asked for its cancellation while it runs."""
+        """The request to cancel the running job, if there is one."""
         return cancel_request_in(self.why) if self.status is JobStatus.ACTIVE else None
 
 
@@ -238,7 +238,7 @@ class Subscription(Protocol):
         """Block until notified, or until that much time has passed; whether it was notified."""
 
     def wake(self) -> None:
-        """Let the waiter go on, as a notification would."""
+        """Wake the waiter, as a notification would."""
 
     def close(self) -> None:
         """Unsubscribe."""
@@ -614,7 +614,7 @@ class ScheduleStore(Protocol):
         """All, by name."""
 
     def next_schedules(self, limit: int) -> list[Schedule]:
-        """Those that fire next, the earliest first; none that is paused or has no further fire."""
+        """The schedules that fire next, earliest first, without paused and finished ones."""
 
     def put_schedule(self, schedule: Schedule) -> None:
         """Add or replace the definition, keeping nothing of the old one."""
@@ -671,7 +671,7 @@ class FlowStore(Protocol):
         """
 
     def sweep(self, flow_id: str) -> bool:
-        """Go on with what was applied, one slice of steps; False when nothing of it is left."""
+        """Continue a sweep by one slice of steps; False when no step is left."""
 
     def purge(self, flow_id: str) -> None:
         """Let ``prune`` delete a flow that has ended, with its steps, however long it was kept.

@@ -15,7 +15,7 @@ from ergon_framework.ports.jobstore import Subscription
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One notice as it was emitted, made of plain values; never with a payload."""
+    """A notice as it was emitted, made of plain values, never with a payload."""
 
     at: float  # seconds since 1970
     name: str  # from the catalogue
@@ -27,7 +27,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One span that has ended."""
+    """A span that has ended."""
 
     trace_id: str
     span_id: str
@@ -79,4 +79,4 @@ class Journal(Protocol):
         """Subscribe to each write, by any process."""
 
     def close(self) -> None:
-        """Let go of everything; may be called twice."""
+        """Close the journal. May be called twice."""

@@ -87,7 +87,7 @@ def refuse_uninjected(
 
 
 class Lifespan:
-    """One function that yields once, and the types of what it yields."""
+    """A function that yields once, and the types of the values it yields."""
 
     def __init__(self, function: Callable[[], Any], **options: Unpack[LifespanOptions]) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
@@ -119,7 +119,7 @@ class Lifespan:
         return self._provides
 
     def values(self, yielded: Any) -> dict[type, Any]:
-        """What it yielded, by type."""
+        """The values that the function yielded, by type."""
         kinds = self.provides
         if not kinds:
             return {}
@@ -200,7 +200,7 @@ class Dependencies:
         return bool(kinds) and all(kind in self.overrides for kind in kinds)
 
     def begin(self, scope: DependencyScope) -> None:
-        """Let :meth:`value` find what this scope opens, for as long as the scope lives."""
+        """Make :meth:`value` find the values that this scope opens, for as long as it lives."""
         self._scopes.add(scope)
 
     def is_open(self, lifespan: Lifespan) -> bool:
@@ -424,7 +424,9 @@ def checked_limits(name: str, options: Mapping[str, Any]) -> Mapping[str, float 
 
 
 def _yielded_by_now(name: str, function: Callable[[], Any]) -> tuple[type, ...] | None:
-    """What it yields, refused where it is declared; None while a type has no value yet."""
+    """The types that a function yields; raises if a lifespan cannot yield them. None while a name
+    in its hint has no value yet.
+    """
     try:
         return _yielded(name, function)
     except HookError as error:

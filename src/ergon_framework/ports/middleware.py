@@ -59,18 +59,18 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Middleware:
-    """One function, with the handlers that it surrounds."""
+    """A middleware function, with the handlers that it surrounds."""
 
     name: str
     kinds: frozenset[HandlerKind]
     sync: Around | None
-    """Its form for plain handlers; None where it cannot surround them."""
+    """The middleware for plain handlers; None if it cannot surround them."""
     asynchronous: Around | None
     only: str | None = None
     """``sync`` or ``async`` where it was restricted to handlers of that colour."""
 
     def around(self, kind: HandlerKind, handler: str, *, is_async: bool) -> Around | None:
-        """Its form for a handler; None where it was not meant for it."""
+        """The middleware for a handler; None if it was not meant for it."""
         if kind not in self.kinds or self.only not in (None, "async" if is_async else "sync"):
             return None
         found = self.asynchronous if is_async else self.sync

@@ -390,7 +390,7 @@ class Sink(Protocol):
     """
 
     def emit(self, notice: Notice) -> None:
-        """Take note of something that happened."""
+        """Handle a notice."""
 
     def enter(self, attempt: Attempt, context: Context) -> None:
         """User code is about to run in ``context``: make a span current in there.

@@ -23,7 +23,7 @@ class Upload(Protocol):
     """Bytes taken so far."""
 
     def write(self, data: bytes | memoryview) -> None:
-        """Take the next bytes."""
+        """Write the next bytes."""
 
     def finish(self, expected: bytes | None = None) -> Blob:
         """Put them on disk and answer when they are there, the entry in its folder included.
@@ -45,32 +45,32 @@ class Download(Protocol):
     """Bytes on their way out."""
 
     size: int
-    """Of the whole blob."""
+    """The size of the whole blob."""
 
     def read(self, most: int) -> bytes:
         """The next bytes; none at the end."""
 
     def seek(self, offset: int) -> None:
-        """Go on from there."""
+        """Read on from an offset."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the download."""
 
 
 class ObjectStore(Protocol):
     """A folder of blobs, or something like it. Any thread may call it."""
 
     acknowledgement: str
-    """One sentence: what a finished upload survives."""
+    """One sentence that says what a finished upload survives."""
 
     def upload(self) -> Upload:
-        """Begin to take bytes in."""
+        """Begin an upload."""
 
     def open(self, digest: bytes) -> Download | None:
-        """Begin to give bytes out; None when they are not there."""
+        """Begin a download; None if there is no such blob."""
 
     def stat(self, digest: bytes) -> Blob | None:
-        """Whether they are there, and how many."""
+        """The size of a blob; None if it is not there."""
 
     def verify(self, digest: bytes, size: int) -> str | None:
         """Read them all and compare; what is wrong with them, or None."""
@@ -96,4 +96,4 @@ class ObjectStore(Protocol):
         """Copy blobs into another folder of the same layout, for a backup; how many bytes."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close the store."""

@@ -73,7 +73,7 @@ and no whole result."""
 
 
 class AttemptRow(NamedTuple):
-    """One attempt, as it is kept for good. ``attempt_number`` 0 is a call that a gate refused."""
+    """The stored row of an attempt. ``attempt_number`` 0 is a call that a gate refused."""
 
     id: str
     tenant_id: str
@@ -150,7 +150,9 @@ class RecordBatch:
     attempts: list[AttemptRow] = field(default_factory=list)
     letters: list[DeadLetter] = field(default_factory=list)
     keys: list[KeyEnding] = field(default_factory=list)
-    """Only of what waited on disk; ``finish`` writes them, after ``record`` wrote the others."""
+    """The endings of keys that were spilled to disk. ``finish`` writes all others, after
+    ``record``.
+    """
 
 
 class ClaimState(StrEnum):
@@ -164,7 +166,7 @@ class ClaimState(StrEnum):
 
 
 class ResultNote(StrEnum):
-    """Of a call that succeeded: how its result is kept, if not as it was, or why it is not."""
+    """For a call that succeeded: how its result was changed to be kept, or why it is not kept."""
 
     ENCRYPTED = "encrypted"  # kept so that only the task can read it
     TOO_LARGE = "too_large"
@@ -183,7 +185,7 @@ class KeyClaimResult:
 
     state: ClaimState
     owner: str = ""
-    """Of this claim when it is ours; every later write names it."""
+    """The owner of the claim if it is ours; every later write names it."""
     lease_expires_at: float = 0.0
     result: dict[str, Any] | None = None
     reason_code: str | None = None
@@ -279,7 +281,7 @@ class ProviderStore(Protocol):
         """
 
     def extend_cooldown(self, key: LaneKey, until: float) -> float:
-        """Let no call pass before ``until``; returns the end that holds, which may be later."""
+        """Let no call pass before ``until``; returns the cooldown's end, which may be later."""
 
     def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
         """Take ``units`` of a window's budget, atomically, or none.
@@ -289,7 +291,7 @@ class ProviderStore(Protocol):
         """
 
     def refund(self, key: LaneKey, window: QuotaWindow, units: int) -> None:
-        """Give ``units`` back to the window they were taken from; never below nothing used."""
+        """Return ``units`` to the window they came from; its use stays at zero or above."""
 
     # -- records -------------------------------------------------------------------------------
 
@@ -317,7 +319,7 @@ class ProviderStore(Protocol):
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
     ) -> KeyClaimResult:
-        """Take a key for ``lease`` seconds; remember it for ``keep``."""
+        """Claim a key for ``lease`` seconds; it is remembered for ``keep`` seconds."""
 
     def finish(
         self,
@@ -362,7 +364,7 @@ class ProviderStore(Protocol):
         """Delete letters for good; how many there were."""
 
     def close(self) -> None:
-        """Let go of everything. Closing twice is fine."""
+        """Close the store. May be called twice."""
 
 
 # -- what a store may have beside the port ---------------------------------------------------------
@@ -375,7 +377,7 @@ class ShortensCooldowns(Protocol):
     """
 
     def shorten_cooldown(self, key: LaneKey, known: float, until: float) -> bool:
-        """Let calls pass from ``until`` on if the pause still ends at ``known``; whether it did."""
+        """Shorten the cooldown if it still ends at ``known``; returns whether it did."""
 
 
 @runtime_checkable
@@ -410,7 +412,7 @@ class HasDurability(Protocol):
     """A store that can say what of its data outlives a crash."""
 
     durability: str
-    """One sentence, as ``ergon doctor`` prints it."""
+    """One sentence about durability, as ``ergon doctor`` prints it."""
 
 
 @runtime_checkable
@@ -418,7 +420,7 @@ class DefersWrites(Protocol):
     """A store that puts off some writes: its recorder has them done when there is time."""
 
     def settle(self) -> None:
-        """Do the writes that were put off."""
+        """Do the deferred writes."""
 
 
 @runtime_checkable
@@ -500,7 +502,7 @@ class ProviderStats:
     """Lanes that failed in the last hour by their latest reason; the most frequent first."""
     quotas: list[QuotaTotals]
     ended: list[CallTotals]
-    """In the last hour."""
+    """The totals of calls that ended in the last hour."""
     reasons: list[LaneCount]
     """Attempts of the last five minutes by reason; None for those that succeeded."""
     letters: int

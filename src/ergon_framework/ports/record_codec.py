@@ -256,7 +256,7 @@ _WORDS = {str: "a text", int: "a whole number of 64 bits", bool: "true or false"
 
 
 def _unfit(wanted: str, value: Any) -> ValueError:
-    """Say what was expected; the value may be secret, so only its type is shown."""
+    """The error that says what was expected. The value may be secret, so only its type is shown."""
     return ValueError(f"{wanted} is wanted, not {_sort(value)}")
 
 

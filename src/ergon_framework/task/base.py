@@ -76,7 +76,7 @@ def running_calls(task: BaseTask) -> tuple[Stoppable, ...]:
 
 
 def begin_call(task: BaseTask, call: Stoppable) -> None:
-    """Let ``request_stop`` reach a call, unless it is part of a transaction's own work."""
+    """Register a call with its task for ``request_stop``, unless it runs inside a transaction."""
     if current_attempt() is None:
         with _LOCK:
             _calls(task).append(call)

@@ -46,7 +46,7 @@ class CallBatches(Generic[B]):
         self._made: dict[str, B] = {}
 
     def current(self) -> B:
-        """Those of the call that this code runs in."""
+        """The batches of the call that this code runs in."""
         attempt = current_attempt()
         key = "" if attempt is None else attempt.call.call_id
         # Without the lock, as in almost every case: it is needed only to make one.
@@ -66,7 +66,7 @@ class CallBatches(Generic[B]):
 
 
 class _Unit:
-    """One unit of a batch, and what became of it."""
+    """One unit of a batch, and its result."""
 
     __slots__ = ("attempt", "is_done", "is_gone", "outcome", "payload", "turn")
 
@@ -111,7 +111,7 @@ class _Raised:
 
 
 def _share(owner: str, units: list[_Unit], result: Any) -> None:
-    """Give each unit its part of what the function returned."""
+    """Give each unit its part of the function's return value."""
     # A named tuple and the like is a value; a plain one is what a comprehension was turned into.
     if not isinstance(result, list) and type(result) is not tuple:
         for unit in units:
@@ -162,7 +162,7 @@ class ThreadBatches:
         self._waiting: deque[_Batch] = deque()  # for one of the calls under way to end
 
     def join(self, payload: Any) -> Any:
-        """Be part of a batch; returns or raises what became of this unit."""
+        """Join a batch and wait; returns or raises the result of this unit."""
         unit = _Unit(payload)
         with self._lock:
             batch = self._open
@@ -268,7 +268,7 @@ class AsyncBatches:
         self._looking: asyncio.TimerHandle | None = None
 
     async def join(self, payload: Any) -> Any:
-        """Be part of a batch; returns or raises what became of this unit."""
+        """Join a batch and wait; returns or raises the result of this unit."""
         unit, batch = self._enter(payload)
         try:
             leads = await unit.turn
@@ -302,7 +302,7 @@ class AsyncBatches:
             self._begin()
 
     def _begin(self) -> None:
-        """Let batches begin that are due, while fewer calls than allowed are under way."""
+        """Begin due batches while fewer calls than allowed are under way."""
         while self._due and self._under_way() < self._rule.calls:
             batch = self._due.popleft()
             if batch is self._open:
@@ -328,7 +328,7 @@ class AsyncBatches:
             self._looking = loop.call_at(max(first, loop.time() + LATE), self._begin)
 
     def _pass_on(self, batch: _AsyncBatch) -> None:
-        """Let the first unit that is still there lead; without any, the call does not happen."""
+        """Make the first unit that still waits the leader. Without any, the call is not made."""
         for unit in batch.units:
             if not unit.turn.done():
                 batch.leader = unit

@@ -154,7 +154,7 @@ class Input:
         return False
 
     def _prepare(self, item: Any) -> Any:
-        """Let an outgoing transaction carry its lineage and the trace it belongs to."""
+        """Add lineage and trace context to an outgoing transaction."""
         if not isinstance(item, Transaction):
             return item
         parent = self._parent.transaction if self._parent is not None else None

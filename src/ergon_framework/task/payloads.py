@@ -119,7 +119,7 @@ def _members(hint: Any) -> Iterator[Any]:
 
 
 def _made(kind: Any, value: Any) -> Any:
-    """Something that msgspec does not know: a pydantic model, or a class of the user's."""
+    """Build a value of a type that msgspec does not know: a pydantic model, or a user's class."""
     if is_path(kind, value):
         return kind(value)
     validate = getattr(kind, "model_validate", None)

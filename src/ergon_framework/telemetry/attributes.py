@@ -109,7 +109,7 @@ def report_attributes(report: Any) -> Attributes:
 
 
 def shorten(text: str) -> str:
-    """At most :data:`MAX_TEXT` characters."""
+    """The text, cut to :data:`MAX_TEXT` characters."""
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
 

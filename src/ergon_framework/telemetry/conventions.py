@@ -141,13 +141,13 @@ class MessagingInstruments:
         ).record
 
     def sent(self, operation: str, place: Place, number: int = 1, error: str = "") -> None:
-        """So many messages were to be sent to a place."""
+        """Count messages sent to a place."""
         failed = (("error.type", error),) if error else ()
         where = self._bounded(place)
         self._sent.add((("messaging.operation.name", operation), where, *failed), number)
 
     def consumed(self, operation: str, place: Place, number: int = 1) -> None:
-        """So many messages were delivered from a place."""
+        """Count messages delivered from a place."""
         where = self._bounded(place)
         self._consumed.add((("messaging.operation.name", operation), where), number)
 
@@ -215,7 +215,7 @@ def messaging_instruments(
 
 
 def call_instruments() -> CallInstruments | None:
-    """The same for provider calls."""
+    """The instruments of provider calls; None if metrics are off."""
     if not may_have_meters():
         return None
     found = _instruments(None)

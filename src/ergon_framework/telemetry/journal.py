@@ -110,7 +110,7 @@ def _trace_of(run: Any) -> str:
 
 
 def _flat(name: str, value: Any) -> dict[str, Any]:
-    """One field as one or two plain ones."""
+    """A field of a notice as one or two plain values."""
     if isinstance(value, Call):
         return {"task": value.task, "role": value.role}
     if isinstance(value, Attempt) or hasattr(value, "transaction"):  # a run may be its own attempt
@@ -229,7 +229,7 @@ class JournalWriter:
             logger.warning("the journal is incomplete: %d entries were not kept", self._dropped)
 
     def renew(self) -> None:
-        """Begin with nothing: at first, and in a forked child."""
+        """Start empty: at first, and in a forked child."""
         self._changed = threading.Condition()
         self._waiting: deque[JournalEntry | SpanRecord] = deque()
         self._thread: threading.Thread | None = None
@@ -367,7 +367,7 @@ class JournalListener:
         self._troubled: dict[str, None] = {}
 
     def __call__(self, notice: Notice) -> None:
-        """Take note of it, unless it is routine."""
+        """Queue the notice for the journal, unless it is routine."""
         if self._keeps_all:
             self._tell(entry_of(notice, self._source, self._clock()))
         elif not is_routine(notice):

@@ -119,7 +119,7 @@ class _PassThroughTracer(trace.Tracer):
     def start_as_current_span(  # type: ignore[override]
         self, name: str, context: Context | None = None, *rest: Any, **options: Any
     ) -> Iterator[Span]:
-        """The same, made current."""
+        """Start a span and make it current."""
         with trace.use_span(self.start_span(name, context, *rest, **options)) as span:
             yield span
 
@@ -190,7 +190,7 @@ class JournalSpan(Span):
         return self._context
 
     def is_recording(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the span has not ended."""
         return not self._is_ended
 
     def set_attribute(self, key: str, value: Any) -> None:
@@ -212,14 +212,14 @@ class JournalSpan(Span):
             self._name = name
 
     def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
-        """Only that it failed is kept."""
+        """Note whether the span failed, with the description."""
         if isinstance(status, Status):
             self.set_status(status.status_code, status.description)
         elif not self._is_ended and status is not StatusCode.UNSET:
             self._failure = (description or "failed") if status is StatusCode.ERROR else None
 
     def record_exception(self, exception: BaseException, *_: Any, **__: Any) -> None:
-        """Its class is noted; its text may hold a payload."""
+        """Note the class of an exception. Its text may hold a payload."""
         self.set_attribute("exception.type", type(exception).__qualname__)
 
     def end(self, end_time: int | None = None) -> None:

@@ -70,7 +70,9 @@ def log_fields(attempt: Attempt) -> dict[str, Any]:
 
 
 def install_log_context() -> None:
-    """Let log records carry the fields. Again is harmless; a factory set before is kept in use."""
+    """Add the context fields to all log records. May be called twice; a factory set before stays in
+    use.
+    """
     with _lock:
         current = logging.getLogRecordFactory()
         if not isinstance(current, _Factory):
@@ -95,7 +97,7 @@ class JsonFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """The record as one line of JSON."""
         document = self._document(record)
         extra = {
             name: value
@@ -132,7 +134,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _shown(value: Any, name: str = "") -> Any:
-    """The same without secrets: those that a name tells, and those that are known by their form."""
+    """A value without secrets, which are recognised by their name or their form."""
     if isinstance(value, dict):
         return {key: _shown(each, str(key)) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -78,7 +78,7 @@ class NoticeDispatcher:
                 log_once(listener, error)
 
     def enter(self, attempt: Attempt, context: Context) -> None:
-        """Let the spans make theirs current, and listeners prepare what they need."""
+        """Make the attempt's span current, and let listeners prepare."""
         if self._entering is not None:
             self._entering.enter(attempt, context)
         if self._enterers or _enterers:
@@ -217,7 +217,7 @@ def has_listeners(name: str = "") -> bool:
 
 
 def _ignored_by(listener: Listener) -> set[str] | frozenset[str]:
-    """What it does nothing with. It is given everything if it says that in any other way."""
+    """The notices that a listener declares to ignore; none if its declaration has another form."""
     try:
         names = getattr(listener, "passes_over", None)
     except Exception:  # a failure of its own, which must not reach the work that asks

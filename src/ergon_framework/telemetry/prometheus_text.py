@@ -18,7 +18,7 @@ Series = tuple[Mapping[str, str], float]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric with all its series."""
+    """A counter or gauge with all of its series."""
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -36,13 +36,13 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class HistogramFamily:
-    """One histogram without labels: how many values lie in each bucket, and their sum."""
+    """A histogram without labels: the number of values in each bucket, and their sum."""
 
     name: str
     text: str
     bounds: Sequence[float]
     counts: Sequence[int]
-    """One more than there are bounds: the last is for what exceeds them all."""
+    """The counts of the buckets, one more than bounds: the last is for values above all of them."""
     total: float
 
     def lines(self) -> Iterator[str]:
@@ -52,17 +52,17 @@ class HistogramFamily:
 
 
 class HistogramSeries(NamedTuple):
-    """One series of a histogram with labels."""
+    """A series of a histogram with labels."""
 
     labels: Mapping[str, str]
     counts: Sequence[int]
-    """One more than there are bounds: the last is for what exceeds them all."""
+    """The counts of the buckets, one more than bounds: the last is for values above all of them."""
     total: float
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledHistogramFamily:
-    """One histogram with all its series."""
+    """A histogram with all of its series."""
 
     name: str
     text: str

@@ -280,7 +280,7 @@ class SdkSpanWriter:
     def finish(
         self, span: Span, at: int, attributes: Mapping[str, Any], error: str | None = None
     ) -> None:
-        """End it with its last attributes, and as failed when there is an error text."""
+        """End the span with its last attributes, as failed if there is an error text."""
         if type(span) is self._lean:  # isinstance() is slow for abstract classes
             span.finish(at, attributes, error)
         else:

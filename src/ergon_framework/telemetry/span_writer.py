@@ -46,7 +46,7 @@ class SpanWriter(Protocol):
     def finish(
         self, span: Span, at: int, attributes: Mapping[str, Any], error: str | None = None
     ) -> None:
-        """End it with its last attributes, and as failed when there is an error text."""
+        """End the span with its last attributes, as failed if there is an error text."""
 
 
 class ApiSpanWriter:
@@ -77,7 +77,7 @@ class ApiSpanWriter:
     def finish(
         self, span: Span, at: int, attributes: Mapping[str, Any], error: str | None = None
     ) -> None:
-        """End it with its last attributes, and as failed when there is an error text."""
+        """End the span with its last attributes, as failed if there is an error text."""
         if not span.is_recording():
             return  # not sampled, or user code ended it
         if attributes:

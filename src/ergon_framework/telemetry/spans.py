@@ -120,7 +120,7 @@ class StepSpan(SpanParent):
 
 
 class LoopSpans:
-    """One call. Made and begun in the caller's context, whose current span becomes the parent."""
+    """The spans of one call, begun in the caller's context: its current span is the parent."""
 
     def __init__(
         self, call: Call, at: float, writer: SpanWriter, settings: TelemetrySettings
@@ -171,7 +171,7 @@ class LoopSpans:
         self.writer.finish(self.below.span, self.ns(at), attributes, message)
 
     def rotate(self, at: float) -> None:
-        """Begin a new loop span if the settings say that it is time."""
+        """Begin a new loop span if ``rotate`` says that it is due."""
         if not self._is_due(at):
             return
         with self._lock:  # workers and the fetching thread may come here together
@@ -268,7 +268,7 @@ _NO_LINKS: Sequence[Link] = ()
 
 
 class LifecycleSpans(SpanParent):
-    """One transaction: its lifecycle span, the open step, the open attempt."""
+    """The spans of one transaction: its lifecycle, the open step, the open attempt."""
 
     __slots__ = ("attempt", "key", "loop", "phase", "settling", "step", "work_attempts")
 
@@ -368,7 +368,7 @@ class LifecycleSpans(SpanParent):
             finish_settling(self.loop, span, at, verb, attempts, failure)
 
     def wait(self) -> None:
-        """Another attempt will follow: the step goes on."""
+        """Keep the span of the step open, as another attempt will follow."""
         if self.step is not None:
             self.step.last_at = None
 
@@ -436,7 +436,7 @@ class SpanSink:
         }
 
     def emit(self, notice: Notice) -> None:
-        """Take what concerns spans."""
+        """Handle the notices that concern spans."""
         handler = self.handlers.get(notice.name)
         if handler is not None:
             # A span must never cost a transaction.

@@ -75,7 +75,7 @@ class JournalProvider(Protocol):
     """A provider of our own that goes beside another one when there is one."""
 
     def get_tracer(self, instrumenting_module_name: str) -> trace.Tracer:
-        """As the API's."""
+        """A tracer, as in the API of OpenTelemetry."""
 
     def accompany(self, provider: trace.TracerProvider) -> None:
         """Also record the spans of another tracer provider; adding one twice does no harm."""
@@ -141,7 +141,7 @@ def may_have_sdk() -> bool:
 
 
 def is_real(thing: object) -> bool:
-    """Whether it does anything: the API's own classes stand in for what never came."""
+    """Whether a tracer or provider is a real one, and not a stand-in of the API."""
     return not type(thing).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
 
 
@@ -276,7 +276,7 @@ def end_span(
     attributes: Mapping[str, Any] | None = None,
     at: int | None = None,
 ) -> None:
-    """End it; ``failure`` is a word, never a text that could hold a payload."""
+    """End the span. ``failure`` is a word, never a text that could hold a payload."""
     # An unrecorded span costs nothing more; its attributes would be thrown away.
     if not span.is_recording():
         return

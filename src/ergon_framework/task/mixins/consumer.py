@@ -71,7 +71,7 @@ class ConsumerMixin(_Base):
     def _start_processing(
         self, transaction: Transaction, policy: policies.ConsumerPolicy | None = None
     ) -> tuple[bool, Any]:
-        """One lifecycle: (True, result) or (False, the final exception)."""
+        """Run one lifecycle; returns (True, result) or (False, the final exception)."""
         single = Single(_single_plan(self, policy, is_async=False), transaction)
         drive(self, single.plan)
         return single.answer()
@@ -108,7 +108,7 @@ class AsyncConsumerMixin(_Base):
     async def _start_processing(
         self, transaction: Transaction, policy: policies.ConsumerPolicy | None = None
     ) -> tuple[bool, Any]:
-        """One lifecycle: (True, result) or (False, the final exception)."""
+        """Run one lifecycle; returns (True, result) or (False, the final exception)."""
         single = Single(_single_plan(self, policy, is_async=True), transaction)
         await drive_async(self, single.plan)
         return single.answer()

@@ -70,7 +70,7 @@ class ProducerMixin(_Base):
     def _start_producing(
         self, transaction: Transaction, policy: policies.ProducerPolicy | None = None
     ) -> tuple[bool, Any]:
-        """One lifecycle: (True, result) or (False, the final exception)."""
+        """Run one lifecycle; returns (True, result) or (False, the final exception)."""
         chosen = producer_policy_of(policy)
         single = Single(_plan(self, Input(()), chosen, is_async=False), transaction)
         drive(self, single.plan)
@@ -109,7 +109,7 @@ class AsyncProducerMixin(_Base):
     async def _start_producing(
         self, transaction: Transaction, policy: policies.ProducerPolicy | None = None
     ) -> tuple[bool, Any]:
-        """One lifecycle: (True, result) or (False, the final exception)."""
+        """Run one lifecycle; returns (True, result) or (False, the final exception)."""
         chosen = producer_policy_of(policy)
         single = Single(_plan(self, Input(()), chosen, is_async=True), transaction)
         await drive_async(self, single.plan)
@@ -117,7 +117,7 @@ class AsyncProducerMixin(_Base):
 
 
 def _traced(hook: Hook) -> Hook:
-    """Let a transaction carry the span of the attempt that sends it."""
+    """Add the span of the attempt that sends it to a transaction."""
     return lambda transaction: hook(inject(transaction))
 
 
