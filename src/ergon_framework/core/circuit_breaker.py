@@ -216,8 +216,7 @@ class Breaker:
         return Breaker(CircuitState.HALF_OPEN, self.failures, generation=self.generation)
 
     def restored(self, rule: BreakerRule, now: float) -> Breaker:
-        """The circuit for a process that has just started, without probes that nobody will report.
-        """
+        """The circuit for a process that has just started, without the probes of an earlier one."""
         if self.state is CircuitState.CLOSED:
             return self
         if self.state is CircuitState.OPEN and now < self._open_until(rule, now):
