@@ -261,3 +261,16 @@ def test_the_async_client_checks_as_well() -> None:
 
     found = asyncio.run(enqueue())
     assert (found.max_attempts, found.queue) == (2, "slow")
+
+
+@pytest.mark.parametrize("handler", [None, 7, b"crop", ["crop"], {}])
+def test_a_name_that_is_no_text_is_refused_before_it_is_looked_up(handler: Any) -> None:
+    """The error names the field, as it does without handlers."""
+    registry = Registry()
+    registry.add(lambda: None, name="crop")
+    client = JobClient(store=MemoryJobStore(), registry=registry)
+    with pytest.raises(JobError, match="handler must be text"):
+        client.enqueue(handler)
+    with pytest.raises(JobError, match="handler must be text"):
+        client.enqueue_many([{"handler": handler}])
+    assert client.count() == 0

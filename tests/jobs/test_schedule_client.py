@@ -271,7 +271,13 @@ def test_what_workers_would_change_back_is_refused(client: JobClient, clock: Clo
         ({"ends_at": datetime(2030, 1, 1)}, "ends_at"),  # noqa: DTZ001 - that is what is wrong
         ({"priority": "high"}, "priority"),
         ({"delay": 5}, "delay"),
+        ({"handler": b"sweep"}, "handler"),
         ({"args": [object()]}, "args"),
+        ({"args": "abc"}, "args must be a list"),
+        ({"args": None}, "args must be a list"),
+        ({"args": {1: 2}}, "args must be a list"),
+        ({"kwargs": [("a", 1)]}, "kwargs must be a dict"),
+        ({"kwargs": "ab"}, "kwargs must be a dict"),
         ({"args": ["x" * 2_000_000]}, "args"),
     ],
 )

@@ -183,7 +183,7 @@ def with_handler(
     options: Mapping[str, Any],
 ) -> tuple[Sequence[Any], Mapping[str, Any], dict[str, Any]]:
     """Args, kwargs and options of a call that its handler has been asked about."""
-    call = handlers.job_call(handler, args, kwargs or {})
+    call = handlers.job_call(name("handler", handler), args, kwargs or {})
     merged = job_options(call.options, options)
     if isinstance(merged.get("unique"), str | bool | None):
         return call.args, call.kwargs, merged

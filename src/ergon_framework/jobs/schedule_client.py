@@ -14,6 +14,8 @@ from typing import Any, Generic, NamedTuple, TypeVar, Unpack, cast
 import msgspec
 
 from ergon_framework.errors import JobError, JobNotFoundError
+from ergon_framework.ports.job_fields import check_call
+from ergon_framework.ports.job_fields import name as name_of
 from ergon_framework.ports.job_options import HandlerOptions
 from ergon_framework.ports.jobstore import EnqueueResult, FullJobStore, Job, Schedule
 from ergon_framework.telemetry.notices import emit
@@ -80,13 +82,15 @@ class ScheduleClient(Generic[E]):
             unique_fields,
         )
 
+        # Here: lists are made of them below, and a text would be an argument for each character.
+        check_call(args, kwargs)
         by = options.pop("unique", None)
         settings = checked_settings(
             name,
             {
                 **options,
                 "unique_by": None if by is None else unique_fields(by),
-                "handler": handler,
+                "handler": name_of("handler", handler),
                 "args": list(args),
                 "kwargs": dict(kwargs or {}),
                 "cron": cron,
