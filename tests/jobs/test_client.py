@@ -30,11 +30,13 @@ from ergon_framework.errors import (
     ResultTimeoutError,
     UnreadableJobError,
 )
+from ergon_framework.executor import Registry
 from ergon_framework.jobs.client import EnqueuedJob, JobClient
 from ergon_framework.jobs.results import SharedSubscription, wait_for
 from ergon_framework.jobs.settings import CodecSettings, JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import Search, Settlement, Subscription, Topic
+from ergon_framework.telemetry import add_listener, remove_listener
 from tests.jobs.manual_worker import BROKEN, SETTINGS, Clock, Hand, NotedSubscription
 from tests.storage.conftest import until
 
@@ -78,6 +80,74 @@ def test_enqueue_returns_the_id_as_text(client: JobClient) -> None:
     assert type(job.id) is str
     assert job.is_new
     assert job.replaced is None
+
+
+def _crop(path: str, width: int = 10) -> None:
+    """A handler with options of its own."""
+
+
+def _unheard(_notice: object) -> None:
+    """A listener that does nothing with what it hears."""
+
+
+def _refuse_to_store() -> None:
+    raise JobError("not now", remedy="later")
+
+
+_CALLS: tuple[tuple[Any, ...], ...] = (
+    ("h",),
+    ("h", [1, "a", None, {"b": [2.5]}], {"c": True}),
+    ("h", (1, 2)),
+    ("h", [], {}),
+    ("images#crop", ["a"]),
+    ("images#",),
+    ("crop", ["a"]),
+    ("crop", [], {"path": "a", "width": 3}),
+    ("crop", [], {"height": 3}),
+    ("h", ["a" * 5000]),
+    ("h", ["a" * 2_000_000]),
+    ("h", "abc"),
+    ("h", [1], [2]),
+    ("h", [float("nan")]),
+    ("h", [{1: 2}]),
+    ("h", ["\ud800"]),
+    ("h", [object()]),
+    ("h", [{"$ergon": 1}], {"$ergon": 1}),
+    ("",),
+    (" h",),
+    ("h\n",),
+    (None,),
+    (7, [1]),
+    ("h" * 256,),
+)
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+@pytest.mark.parametrize("has_handlers", [False, True])
+@pytest.mark.parametrize("call", _CALLS)
+def test_a_job_nobody_hears_of_is_stored_as_any_other(
+    store: MemoryJobStore, call: tuple[Any, ...], *, has_handlers: bool, is_refused: bool
+) -> None:
+    """The same record or the same error comes of the short way of ``enqueue`` and of the long."""
+    registry = Registry()
+    registry.add(_crop, name="crop", queue="images", priority=3, tags=["t"])
+    client = JobClient(store=store, settings=SETTINGS, registry=registry if has_handlers else None)
+    client.before_storing = _refuse_to_store if is_refused else None
+
+    def outcome() -> object:
+        try:
+            added = client.enqueue(*call)
+        except JobError as error:
+            return str(error), error.remedy, error.details
+        job = msgspec.structs.replace(client.find(added), id="", key=0, fence=0)
+        return job, type(added), added.is_new, added.replaced
+
+    short = outcome()
+    add_listener(_unheard)
+    try:
+        assert outcome() == short
+    finally:
+        remove_listener(_unheard)
 
 
 def test_copies_of_the_id_are_plain_text(client: JobClient) -> None:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
-from opentelemetry.trace import Span
+from opentelemetry.trace import INVALID_SPAN, Span, get_current_span
 
 from ergon_framework.core.executor_protocol import ATTEMPTS
 from ergon_framework.core.job import (
@@ -25,8 +25,10 @@ from ergon_framework.core.job import (
 )
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.settlement import Settler
+from ergon_framework.ports.context import current_attempt
 from ergon_framework.ports.jobstore import NewJob
-from ergon_framework.telemetry.conventions import messaging_attributes
+from ergon_framework.telemetry.conventions import messaging_attributes, messaging_instruments
+from ergon_framework.telemetry.notices import has_listeners
 from ergon_framework.telemetry.tracing import (
     SpanKind,
     end_span,
@@ -34,7 +36,19 @@ from ergon_framework.telemetry.tracing import (
     start_root,
     start_span,
     trace_headers,
+    tracer,
 )
+
+
+def is_observed() -> bool:
+    """Whether an enqueue is part of a trace or an attempt, or anybody is to hear of it."""
+    return (
+        tracer() is not None
+        or get_current_span() is not INVALID_SPAN
+        or current_attempt() is not None
+        or messaging_instruments() is not None
+        or has_listeners("job.enqueued")
+    )
 
 
 def enqueue_span(
