@@ -423,3 +423,39 @@ def test_paused_queues_are_walked_past_by_sqlite(tmp_path: Path) -> None:
         assert len(statements) < 4 * 60
         store.set_queue("q007", is_paused=False)
         assert s.ids(9) == ["shut-q007"]
+
+
+def test_an_idle_worker_asks_for_little(tmp_path: Path) -> None:
+    """A claim of one job and the settlement with the next claim are a few statements each."""
+    with closing(SqliteJobStore(tmp_path / "jobs.db")) as store:
+        s = JobStoreSubject(store, HandClock(), None, 15.0)
+        store.add([new("first")])
+        assert s.ids() == ["first"]  # looks at limit keys once
+        statements: list[str] = []
+
+        def trace(tx: Any) -> None:
+            tx.cursor.connection.set_trace_callback(statements.append)
+
+        store.transactions.write(trace, "desk")
+        store.add([new("a")])
+        statements.clear()
+        request = ask(wants_more=False)
+        [job] = store.settle_and_claim([], request)[1].jobs
+        assert len(statements) <= 8
+        statements.clear()
+        applied, claimed = store.settle_and_claim([s.told(job, SUCCEEDED)], request)
+        assert (applied, claimed.jobs, claimed.next_at) == ([True], [], None)
+        assert len(statements) <= 7
+
+
+@pytest.mark.parametrize("executor", [b"\xff", b"python", 7])
+def test_a_damaged_name_of_an_executor_hides_nothing(
+    s: Mine, tmp_path: Path, executor: object
+) -> None:
+    """A row that names its executor by a number or by bytes stands beside the others."""
+    s.put("odd", "named", executor="python")
+    s.put("plain")
+    with closing(sqlite3.connect(tmp_path / "jobs.db")) as connection:
+        connection.execute("UPDATE ergon_jobs SET executor = ? WHERE id = 'odd'", (executor,))
+        connection.commit()
+    assert sorted(s.ids(9)) == ["named", "plain"]

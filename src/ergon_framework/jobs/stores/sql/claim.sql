@@ -3,6 +3,19 @@ UPDATE ergon_jobs SET stage = 2 WHERE seq IN (
     SELECT seq FROM ergon_jobs WHERE stage = 3 AND run_at <= ? ORDER BY run_at LIMIT ?
 );
 
+-- outlook: what there is besides, which is mostly nothing; the columns are those of `Outlook`
+SELECT
+    EXISTS (SELECT 1 FROM ergon_flow_work),
+    (SELECT run_at <= ?1 FROM ergon_jobs WHERE stage = 3 ORDER BY run_at LIMIT 1),
+    (SELECT executor FROM ergon_jobs WHERE stage = 2 ORDER BY executor DESC LIMIT 1),
+    (
+        SELECT expires_at FROM ergon_jobs
+        WHERE stage > 1 AND expires_at IS NOT NULL ORDER BY expires_at LIMIT 1
+    ),
+    (
+        SELECT wakes_at FROM ergon_queue_keys WHERE wakes_at IS NOT NULL ORDER BY wakes_at LIMIT 1
+    );
+
 -- next_executor: the first executor after another that a due job names
 SELECT executor FROM ergon_jobs WHERE stage = 2 AND executor > ? ORDER BY executor LIMIT 1;
 
@@ -14,7 +27,12 @@ WHERE stage = 2 AND executor > ? AND executor < ? ORDER BY executor LIMIT 1;
 SELECT queue FROM ergon_jobs
 WHERE stage = 2 AND executor = ? AND queue > ? ORDER BY queue LIMIT 1;
 
--- next_open_queue: the same without paused ones, of which there may be very many
+-- end_queues: the first and the last queue with due jobs for an executor, mostly the same
+SELECT
+    (SELECT queue FROM ergon_jobs WHERE stage = 2 AND executor = ?1 ORDER BY queue LIMIT 1),
+    (SELECT queue FROM ergon_jobs WHERE stage = 2 AND executor = ?1 ORDER BY queue DESC LIMIT 1);
+
+-- next_open_queue: the first queue after another, as above, without paused ones, of which there may be very many
 WITH RECURSIVE walk (name) AS (
     SELECT (
         SELECT queue FROM ergon_jobs
@@ -105,16 +123,6 @@ SELECT count(*) FROM ergon_jobs WHERE stage = 1 AND queue = ?;
 
 -- soonest: the next jobs that wait for their time
 SELECT run_at, queue FROM ergon_jobs WHERE stage = 3 ORDER BY run_at LIMIT ?;
-
--- first_expiry: that of any job that waits, and when jobs that wait for a token are due again
-SELECT
-    (
-        SELECT expires_at FROM ergon_jobs
-        WHERE stage > 1 AND expires_at IS NOT NULL ORDER BY expires_at LIMIT 1
-    ),
-    (
-        SELECT wakes_at FROM ergon_queue_keys WHERE wakes_at IS NOT NULL ORDER BY wakes_at LIMIT 1
-    );
 
 -- keys_to_wake: limit keys that have tokens again, and the limits of each key of their queues
 SELECT

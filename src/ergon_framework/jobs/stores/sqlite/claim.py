@@ -13,6 +13,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
+from typing import NamedTuple
 
 from ergon_framework.core.claim import (
     DEFAULT_BOUNDS,
@@ -112,6 +113,11 @@ class KeyGates:
             self._gates[queue, key] = gate
         return gate
 
+    @property
+    def are_any(self) -> bool:
+        """Whether the claim met a key of such a queue."""
+        return bool(self._gates)
+
     def wake(self) -> None:
         """Make jobs due whose limit keys have tokens again."""
         now, most = self._tx.now, self._bounds.max_promoted
@@ -146,6 +152,25 @@ class KeyGates:
             self._cursor.execute(_SQL["set_key"], (queue, key, full_at, wakes_at))
 
 
+class Outlook(NamedTuple):
+    """What a claim looks at besides the queues that it takes from."""
+
+    has_flow_work: int
+    is_later_due: int | None
+    """Whether the first job that waits for its time is due; None: none waits."""
+    last_executor: object
+    """The last executor that due jobs name; None: nothing is due. Text, if the row is sound."""
+    expires_at: float | None
+    """The first expiry of any job that waits."""
+    wakes_at: float | None
+    """When jobs that wait for a token are due again."""
+
+    def has_none_of(self, named: str) -> bool:
+        """Whether no due job can name this executor."""
+        last = self.last_executor
+        return last is None or (isinstance(last, str) and named > last)
+
+
 Place = tuple[int, float, int] | None
 """Priority, due time and number of a job; None: before all jobs."""
 
@@ -178,10 +203,7 @@ class SqliteClaim:
         request: ClaimRequest,
         memory: SqliteClaimMemory,
         bounds: ClaimBounds = DEFAULT_BOUNDS,
-        *,
-        is_any_stopping: bool = False,
     ) -> None:
-        """``is_any_stopping``: there are flows that stop, whose steps may not start."""
         self._tx = tx
         self._bounds = bounds
         self._cursor = tx.cursor
@@ -198,14 +220,13 @@ class SqliteClaim:
         self._outdated = 0
         self._refused = 0
         self._next_at: list[float] = []
-        self._is_any_stopping = is_any_stopping
+        self._is_any_stopping = False  # there are flows that stop, whose steps may not start
+        self._outlook: Outlook
         self._open_after: dict[tuple[str, str], str | None] = {}  # lane: the next open queue
 
     def run(self) -> ClaimResult:
         """Take what the worker can take, and see what is left."""
-        self._cursor.execute(_SQL["promote"], (self._now, self._bounds.max_promoted))
-        if self._memory.wakes_at <= self._now:
-            self._keys.wake()
+        self._prepare()
         plan, lanes = self._plan, list(self._lanes())
         while plan.has_slots and (picks := plan.next_picks(lanes)):
             for pick in picks:
@@ -215,14 +236,48 @@ class SqliteClaim:
         self._keys.save()
         if self._outdated or self._is_any_stopping:  # an end may let jobs of its limit key go
             self._open_after.clear()
+        if self._may_have_changed():
+            self._look()
         is_more = self._request.wants_more and self._is_more()
-        expires_at, wakes_at = self._cursor.execute(_SQL["first_expiry"]).fetchone()
+        expires_at, wakes_at = self._outlook.expires_at, self._outlook.wakes_at
         if wakes_at is not None:
             self._next_at.append(wakes_at)
         self._memory.wakes_at = math.inf if wakes_at is None else wakes_at
         waiting = tuple(self._handler_lanes()) if self._request.wants_more else ()
         next_at = self._when_next()
         return ClaimResult(self._jobs, next_at, is_more, self._outdated, expires_at, waiting)
+
+    def _prepare(self) -> None:
+        """Do what is due besides: a slice of a flow, and jobs whose time or token has come."""
+        outlook = self._look()
+        if outlook.has_flow_work:
+            self._tx.flows.do_slice()
+            self._is_any_stopping = self._tx.is_any_stopping()
+            outlook = self._look()
+        is_waking = self._memory.wakes_at <= self._now
+        if outlook.is_later_due:
+            self._cursor.execute(_SQL["promote"], (self._now, self._bounds.max_promoted))
+        if is_waking:
+            self._keys.wake()
+        if outlook.is_later_due or is_waking:
+            self._look()
+
+    def _look(self) -> Outlook:
+        """One statement instead of one each, since there is nothing of most of it."""
+        row = self._cursor.execute(_SQL["outlook"], (self._now,)).fetchone()
+        self._outlook = outlook = Outlook(*row)
+        return outlook
+
+    def _may_have_changed(self) -> bool:
+        """Whether the outlook may be another one, now that jobs were claimed."""
+        outlook = self._outlook
+        return (
+            outlook.expires_at is not None
+            or outlook.wakes_at is not None
+            or self._keys.are_any
+            or self._outdated > 0
+            or self._is_any_stopping
+        )
 
     # ---- lanes ----------------------------------------------------------------------------------
 
@@ -292,6 +347,13 @@ class SqliteClaim:
 
     def _round(self, named: str, first: str) -> Iterator[str]:
         """The queues after the first one, then those up to it."""
+        if self._outlook.has_none_of(named):
+            return
+        low, high = self._cursor.execute(_SQL["end_queues"], (named,)).fetchone()
+        if low == high:
+            if low is not None:
+                yield low
+            return
         yield from self._after(named, first)
         if first:
             yield from takewhile(lambda queue: queue <= first, self._after(named, ""))
@@ -322,6 +384,8 @@ class SqliteClaim:
         return self._open_after[place]
 
     def _has_lane(self, named: str, queue: str) -> bool:
+        if self._outlook.has_none_of(named):
+            return False
         return self._cursor.execute(_SQL["has_lane"], (named, queue)).fetchone() is not None
 
     def _is_asked(self, queue: str) -> bool:
@@ -555,7 +619,9 @@ class SqliteClaim:
 
     def _when_next(self) -> float | None:
         """The earliest instant at which something that waits could be claimed."""
-        rows = self._cursor.execute(_SQL["soonest"], (self._bounds.scan_size,)).fetchall()
+        rows: list[tuple[float, str]] = []
+        if self._outlook.is_later_due is not None:
+            rows = self._cursor.execute(_SQL["soonest"], (self._bounds.scan_size,)).fetchall()
         served = [run_at for run_at, queue in rows if self._is_served(queue)]
         if served:
             self._next_at.append(served[0])

@@ -90,7 +90,6 @@ if TYPE_CHECKING:
 _ADMIN = load(SQL, "admin.sql")
 _SCHEDULES = load(SQL, "schedules.sql")
 _SQL = load(SQL, "jobs.sql")
-_ANY_WORK = load(SQL, "flows.sql")["first_work"]
 
 
 class SqliteJobStore:
@@ -202,16 +201,7 @@ class SqliteJobStore:
             tx.finish()  # before the claim: what was released may be claimed at once
             if request is None:
                 return applied, ClaimResult([])
-            is_stopping = False
-            # Asked with one cheap statement: most stores have no flows, and pay nothing else for
-            # them.
-            if tx.cursor.execute(_ANY_WORK).fetchone() is not None:
-                tx.flows.do_slice()
-                is_stopping = tx.is_any_stopping()
-            bounds = self._claim_bounds
-            claim = SqliteClaim(
-                tx, request, self._claim_memory, bounds, is_any_stopping=is_stopping
-            )
+            claim = SqliteClaim(tx, request, self._claim_memory, self._claim_bounds)
             return applied, claim.run()
 
         # A claim is not synced: if a power cut undoes it, the job is due again, and is run again.
