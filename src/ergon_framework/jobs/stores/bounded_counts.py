@@ -89,7 +89,10 @@ class BoundedCounts:
             tally.older(run_at, self._now)
 
     def add_samples(self, rows: Iterable[tuple[Any, Any, int, float | None]]) -> None:
-        """Rows of a kind of waiting, any queue, how many of a sample it has, and the oldest."""
+        """Rows of a kind of waiting, any queue, how many of a sample it has, and the oldest.
+
+        Without a queue, a row has those of several that are not looked at.
+        """
         for kind, name, number, run_at in rows:
             self._samples[kind] = self._samples.get(kind, 0) + number
             tally = self._queues.get(name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from shlex import quote
 from typing import Any
 from urllib.parse import quote_plus
@@ -43,7 +43,7 @@ class Concern:
 
     def document(self) -> dict[str, Any]:
         """As plain values."""
-        return asdict(self)
+        return {each: getattr(self, each) for each in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 -- Names of queues and counts of their jobs, by looks into indexes whose number has a bound. A count of
 -- one queue ends one job above `most`: then there are more.
+-- A text that leaves a bounded subquery is copied for each row of it, which takes longer than reading
+-- the index: what is compared is compared inside, and a number or NULL leaves.
 
 -- next_due_executor: the first executor after another that due jobs name
 SELECT executor FROM ergon_jobs
@@ -117,33 +119,33 @@ SELECT min((
     ORDER BY j.run_at LIMIT 1
 )) FROM firsts AS f WHERE f.priority IS NOT NULL;
 
--- sample_later: jobs that wait for their time, those that are due first
+-- sample_later: of so many jobs that wait for their time, those that are due first, by queue
 SELECT 'later', queue, count(*), min(run_at) FROM (
-    SELECT queue, run_at FROM ergon_jobs WHERE stage = 3 ORDER BY run_at LIMIT ?
-) GROUP BY queue;
+    SELECT queue, run_at FROM ergon_jobs WHERE stage = 3 ORDER BY run_at LIMIT ?1
+) WHERE queue IN (SELECT value FROM json_each(?2)) GROUP BY queue;
 
--- sample_blocked: jobs that wait for their limit key
+-- sample_blocked: the same of those that wait for their limit key
 SELECT 'blocked', queue, count(*), min(run_at) FROM (
-    SELECT queue, run_at FROM ergon_jobs WHERE stage = 4 LIMIT ?
-) GROUP BY queue;
+    SELECT queue, run_at FROM ergon_jobs WHERE stage = 4 LIMIT ?1
+) WHERE queue IN (SELECT value FROM json_each(?2)) GROUP BY queue;
 
--- sample_joining: steps that wait for others
+-- sample_joining: the same of steps that wait for others
 SELECT 'joining', queue, count(*), NULL FROM (
     SELECT queue FROM ergon_jobs INDEXED BY ergon_jobs_join
-    WHERE join_id IS NOT NULL AND stage = 5 LIMIT ?
-) GROUP BY queue;
+    WHERE join_id IS NOT NULL AND stage = 5 LIMIT ?1
+) WHERE queue IN (SELECT value FROM json_each(?2)) GROUP BY queue;
 
--- sample_signalling: steps that wait for signals
+-- sample_signalling: the same of steps that wait for signals
 SELECT 'signalling', queue, count(*), NULL FROM (
     SELECT queue FROM ergon_jobs INDEXED BY ergon_jobs_signal
-    WHERE signal IS NOT NULL AND stage = 6 LIMIT ?
-) GROUP BY queue;
+    WHERE signal IS NOT NULL AND stage = 6 LIMIT ?1
+) WHERE queue IN (SELECT value FROM json_each(?2)) GROUP BY queue;
 
--- sample_retrying: jobs that are tried again; they are among those that wait
+-- sample_retrying: the same of jobs that are tried again; they are among those that wait
 SELECT 'retrying', queue, count(*), NULL FROM (
     SELECT queue FROM ergon_jobs INDEXED BY ergon_jobs_retrying
-    WHERE stage > 1 AND status = 'retrying' LIMIT ?
-) GROUP BY queue;
+    WHERE stage > 1 AND status = 'retrying' LIMIT ?1
+) WHERE queue IN (SELECT value FROM json_each(?2)) GROUP BY queue;
 
 -- settings: of one queue
 SELECT
@@ -158,8 +160,8 @@ SELECT count(*) FROM (
 );
 
 -- whole_ended: of so many that have ended, those that did so well, and how many were looked at
-SELECT count(*) FILTER (WHERE status = 'completed'), count(*) FROM (
-    SELECT status FROM ergon_jobs WHERE stage = 0 LIMIT ?
+SELECT count(done), count(*) FROM (
+    SELECT CASE WHEN status = 'completed' THEN 1 END AS done FROM ergon_jobs WHERE stage = 0 LIMIT ?
 );
 
 -- whole_running: jobs that run
@@ -202,23 +204,23 @@ SELECT seq FROM ergon_jobs WHERE stage = 1 AND queue = ? LIMIT ?;
 SELECT seq FROM ergon_jobs WHERE stage = 2 AND executor = ? AND queue = ? LIMIT ?;
 
 -- listed_later: of so many that wait for their time, those of one queue; how many there were
-SELECT json_group_array(seq) FILTER (WHERE queue = ?), count(*) FROM (
-    SELECT seq, queue FROM ergon_jobs WHERE stage = 3 LIMIT ?
+SELECT json_group_array(wanted) FILTER (WHERE wanted IS NOT NULL), count(*) FROM (
+    SELECT CASE WHEN queue = ?1 THEN seq END AS wanted FROM ergon_jobs WHERE stage = 3 LIMIT ?2
 );
 
 -- listed_blocked: the same of those that wait for their limit key
-SELECT json_group_array(seq) FILTER (WHERE queue = ?), count(*) FROM (
-    SELECT seq, queue FROM ergon_jobs WHERE stage = 4 LIMIT ?
+SELECT json_group_array(wanted) FILTER (WHERE wanted IS NOT NULL), count(*) FROM (
+    SELECT CASE WHEN queue = ?1 THEN seq END AS wanted FROM ergon_jobs WHERE stage = 4 LIMIT ?2
 );
 
 -- listed_joining: the same of steps that wait for others
-SELECT json_group_array(seq) FILTER (WHERE queue = ?), count(*) FROM (
-    SELECT seq, queue FROM ergon_jobs INDEXED BY ergon_jobs_join
-    WHERE join_id IS NOT NULL AND stage = 5 LIMIT ?
+SELECT json_group_array(wanted) FILTER (WHERE wanted IS NOT NULL), count(*) FROM (
+    SELECT CASE WHEN queue = ?1 THEN seq END AS wanted FROM ergon_jobs INDEXED BY ergon_jobs_join
+    WHERE join_id IS NOT NULL AND stage = 5 LIMIT ?2
 );
 
 -- listed_signalling: the same of steps that wait for signals
-SELECT json_group_array(seq) FILTER (WHERE queue = ?), count(*) FROM (
-    SELECT seq, queue FROM ergon_jobs INDEXED BY ergon_jobs_signal
-    WHERE signal IS NOT NULL AND stage = 6 LIMIT ?
+SELECT json_group_array(wanted) FILTER (WHERE wanted IS NOT NULL), count(*) FROM (
+    SELECT CASE WHEN queue = ?1 THEN seq END AS wanted FROM ergon_jobs INDEXED BY ergon_jobs_signal
+    WHERE signal IS NOT NULL AND stage = 6 LIMIT ?2
 );

@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 from ergon_framework.core.claim import QueueLimits, limits_from
 from ergon_framework.core.job import JobStatus
@@ -21,9 +22,7 @@ from ergon_framework.ports.jobstore import MOST_SAMPLED, Queue, StatusCounts
 from ergon_framework.storage.sql_files import load
 
 _SQL = load(SQL, "queue_counts.sql")
-_SAMPLES = tuple(
-    f"sample_{kind}" for kind in ("later", "blocked", "joining", "signalling", "retrying")
-)
+_SAMPLED = ("later", "blocked", "joining", "signalling", "retrying")
 _WAITING = tuple(f"whole_{kind}" for kind in ("due", "later", "blocked", "joining", "signalling"))
 _LISTED = tuple(f"listed_{kind}" for kind in ("later", "blocked", "joining", "signalling"))
 _FROM = {
@@ -89,9 +88,24 @@ def look_at_queues(
                 place = (executor, name, MOST_PRIORITIES)
                 (oldest,) = cursor.execute(_SQL["oldest_due"], place).fetchone()
                 counts.add_due([(name, number, oldest)])
-    for each in _SAMPLES:
-        counts.add_samples(cursor.execute(_SQL[each], (sample + 1,)).fetchall())
+    wanted = json.dumps(list(names))
+    for kind in _SAMPLED:
+        counts.add_samples(_sampled(cursor, kind, wanted, sample + 1))
     return counts.queues({name: limits for name in names if (limits := _limits(cursor, name))})
+
+
+def _sampled(
+    cursor: sqlite3.Cursor, kind: str, wanted: str, most: int
+) -> list[tuple[Any, Any, int, Any]]:
+    """Of so many jobs that wait in one way, those of the wanted queues, and the number of others.
+
+    Rows of queues that nobody asked for would be most of the time that a look takes.
+    """
+    number = _number(cursor, f"whole_{kind}", most)
+    if not number:
+        return []
+    found = cursor.execute(_SQL[f"sample_{kind}"], (most, wanted)).fetchall()
+    return [*found, (kind, None, number - sum(row[2] for row in found), None)]
 
 
 def _limits(cursor: sqlite3.Cursor, name: str) -> QueueLimits | None:
