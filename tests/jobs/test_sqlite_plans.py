@@ -381,3 +381,22 @@ def test_a_purge_looks_for_labels_and_keys_only_where_there_are_any(
         assert not connection.execute("PRAGMA foreign_key_list(ergon_job_keys)").fetchall()
     with_triggers, without = costs
     assert with_triggers - without <= 240, costs  # twelve for each of two triggers and 100 jobs
+
+
+LATER = KEPT.replace("0, 'completed'", "3, 'pending'").replace("(n % 3)", "n")
+
+
+@pytest.mark.req("JOBS:store")
+def test_a_look_at_few_queues_groups_no_jobs_of_the_others(connection: sqlite3.Connection) -> None:
+    """The rows of ten thousand other queues were grouped, handed out and dropped."""
+    many = 20_000
+    connection.execute(LATER, {"number": many, "purge_at": None, "name": "later"})
+    cursor, found = connection.cursor(), []
+
+    def look() -> None:
+        found.extend(
+            queue_counts.look_at_queues(cursor, ["q7", "q8"], 1.0, most=many, sample=many - 1)
+        )
+
+    assert counted(connection, look) * 10 / many < 30
+    assert [(each.counts, each.more) for each in found] == [({"pending": 1}, ("pending",))] * 2
