@@ -160,7 +160,7 @@ def look(
         page.goto(link)
         page.get_by_role("button", name="Sign in").click()
         page.goto(url)
-        page.locator(".chart").wait_for(timeout=1000 * PATIENCE)  # rates are known
+        page.locator(".chart").first.wait_for(timeout=1000 * PATIENCE)  # rates are known
         for each in wanted:
             page.emulate_media(color_scheme="dark" if each.theme == "dark" else "light")
             page.set_viewport_size({"width": each.width, "height": each.height or 800})

@@ -461,6 +461,34 @@ def test_rates_are_what_happened_between_looks() -> None:
     assert rates.document()["done"] == pytest.approx((100 + 40) / 20)
 
 
+def test_charts_of_what_was_seen() -> None:
+    """Rates and durations of the time between looks; what waited, at each of them."""
+    rates = JobRates()
+    rates.note([record(1000)], 100.0, backlog=50, oldest_due=4.0)
+    assert rates.document()["charts"] == {}
+    rates.note([record(1100)], 110.0, backlog=70)
+    rates.note([record(1100)], 120.0, backlog=20, oldest_due=9.0)
+    found = rates.document()
+    assert found["charts_seconds"] == 20.0
+    assert found["charts"] == {
+        "done": [[0.0, 10.0], [0.5, 10.0], [1.0, 0.0]],
+        "failed": [[0.0, 0.0], [0.5, 0.0], [1.0, 0.0]],
+        "p95": [[0.5, BOUNDS[0]]],  # nobody knows how long nothing took
+        "backlog": [[0.0, 50], [0.5, 70], [1.0, 20]],
+        "oldest_due": [[0.0, 4.0], [0.5, 0.0], [1.0, 9.0]],
+    }
+
+
+def test_the_newest_look_is_drawn_however_many_there_are() -> None:
+    """Points that lie too close are left out, but never the last one."""
+    rates = JobRates()
+    for look in range(200):
+        rates.note([], 10.0 * look, backlog=look)
+    drawn = rates.document()["charts"]["backlog"]
+    assert len(drawn) < 130
+    assert drawn[-1] == [1.0, 199]
+
+
 def test_rates_after_the_clock_was_set_back() -> None:
     """They begin anew: no rate is negative."""
     rates = JobRates()

@@ -94,11 +94,13 @@ def document(client: JobClient, rates: JobRates) -> dict[str, Any]:
     known = rates.document()
     is_known = known["seconds"] is not None
     done, taken = known.pop("queues"), TakenQueues(seen.workers)
+    for drawn in ("points", "charts", "charts_seconds"):  # for pages
+        del known[drawn]
     return {
         "at": moment(seen.now),
         "attention": [each.document() for each in concerns(seen, ())],
         **totals_of(seen),
-        "rates": {name: value for name, value in known.items() if name != "points"},
+        "rates": known,
         "queues": [
             {
                 **queue,

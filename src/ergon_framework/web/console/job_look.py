@@ -32,12 +32,13 @@ MOST_OF_MANY = 100
 """Where there are more: the first ones, and those with due jobs."""
 MOST_NAMED = 1_000
 """Queues that are counted."""
+_WAITING = (JobStatus.PENDING, JobStatus.RETRYING)
 
 
 def seen_in(store: FullJobStore, rates: JobRates) -> JobsSeen:
     """How a store stands, and what workers have done since the look before."""
     now, workers = store.now(), store.workers()
-    rates.note([*workers, *store.ended_workers()], now)
+    ended = store.ended_workers()
     names = store.queue_names(limit=MOST_NAMED + 1)
     looked, is_all, are_more_due = names, len(names) <= MOST_LOOKED_AT, False
     if not is_all:
@@ -47,16 +48,21 @@ def seen_in(store: FullJobStore, rates: JobRates) -> JobsSeen:
         looked = sorted({*names[:MOST_OF_MANY], *due[:MOST_OF_MANY], *aside})
     records = store.look_at_queues(looked, most=bound_for(len(looked)))
     latest = store.search(Search(statuses=(JobStatus.FAILED,)), LATEST_DEAD)
+    queues = shown_queues(store, records, workers, now)
+    totals = summed(records) if is_all else store.count_by_status()
+    backlog = sum(totals.counts.get(each.value, 0) for each in _WAITING)
+    waits = [each["oldest_due"] for each in queues if each["oldest_due"] is not None]
+    rates.note([*workers, *ended], now, backlog=backlog, oldest_due=max(waits, default=None))
     return JobsSeen(
         now,
-        shown_queues(store, records, workers, now),
+        queues,
         [worker_view(each, now) for each in workers],
         [
             {"handler": each.handler, "last_error": _failure(each)}
             for each in islice(latest, LATEST_DEAD)
         ],
         unsynced(store),
-        totals=summed(records) if is_all else store.count_by_status(),
+        totals=totals,
         number=min(len(names), MOST_NAMED),
         is_all=is_all,
         are_more=len(names) > MOST_NAMED,

@@ -174,12 +174,14 @@ def _to_come() -> Concern:
 
 def _jobs_document(look: JobsLook) -> dict[str, Any]:
     seen = look.seen
-    waits = [queue["oldest_due"] for queue in seen.queues if queue["oldest_due"] is not None]
+    waiting = [queue for queue in seen.queues if queue["oldest_due"] is not None]
+    oldest = max(waiting, key=lambda queue: queue["oldest_due"], default=None)
     alive = [each for each in seen.workers if each["state"] != "silent"]
     rows = queue_rows(look, seen.queues)
     return {
         **totals_of(seen),
-        "oldest_due": max(waits, default=None),
+        "oldest_due": None if oldest is None else oldest["oldest_due"],
+        "oldest_in": None if oldest is None else oldest["name"],
         "rates": {name: value for name, value in look.rates.items() if name != "queues"},
         "workers": {
             "alive": len(alive),

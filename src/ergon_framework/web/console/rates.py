@@ -1,4 +1,4 @@
-"""How fast work is done, from the totals that workers leave in their heartbeats.
+"""How fast work is done, from the totals that workers leave in their heartbeats; what waits.
 
 Only what happened between two looks is known, so the first look after a pause tells no rate.
 """
@@ -30,6 +30,10 @@ _FAILED = OUTCOMES.index("failed")
 class _Look(NamedTuple):
     at: float
     totals: Mapping[str, Sequence[float]]
+    whole: Sequence[float]
+    """The totals of all queues together; empty where no worker has told any."""
+    backlog: int
+    oldest_due: float
 
 
 class JobRates:
@@ -39,10 +43,22 @@ class JobRates:
         self._counters = JobCounters()
         self._looks: deque[_Look] = deque()
 
-    def note(self, records: Iterable[WorkerRecord], now: float) -> None:
-        """Take in what workers say by now; ``now`` is by the clock of their store."""
+    def note(
+        self,
+        records: Iterable[WorkerRecord],
+        now: float,
+        *,
+        backlog: int = 0,
+        oldest_due: float | None = None,
+    ) -> None:
+        """Take in what workers say by now; ``now`` is by the clock of their store.
+
+        ``backlog``: how many jobs wait; ``oldest_due``: for how many seconds one has.
+        """
         self._counters.families(records, now)
-        found = _Look(now, {queue: tuple(each) for queue, each in self._counters.totals().items()})
+        totals = {queue: tuple(each) for queue, each in self._counters.totals().items()}
+        whole = tuple(sum(each) for each in zip(*totals.values(), strict=True))
+        found = _Look(now, totals, whole, backlog, oldest_due or 0.0)
         looks = self._looks
         # The last one is replaced while it is close to the one before it: a rate needs the newest.
         if len(looks) > 1 and now - looks[-2].at < SPACING:
@@ -57,11 +73,13 @@ class JobRates:
         """Rates by queue and in all; numbers are None while only one look is known."""
         base = self._base()
         if base is None:
-            return {"seconds": None, "done": None, "failed": None, "queues": {}, "points": []}
+            nothing = {"seconds": None, "done": None, "failed": None, "p50": None, "p95": None}
+            return {**nothing, "queues": {}, "points": [], "charts": {}, "charts_seconds": None}
         last = self._looks[-1]
         seconds = last.at - base.at
         grown = {queue: _grown(base, last, queue) for queue in last.totals}
-        whole = [sum(each) for each in zip(*grown.values(), strict=True)]
+        whole = _growth(base.whole, last.whole)
+        charts = self._charts()
         return {
             "seconds": round(seconds, 1),
             "done": _done(whole) / seconds if whole else 0.0,
@@ -69,7 +87,9 @@ class JobRates:
             "p50": quantile(whole, 0.5),
             "p95": quantile(whole, 0.95),
             "queues": {queue: _done(each) / seconds for queue, each in grown.items()},
-            "points": self._points(),
+            "points": charts["done"],
+            "charts": charts,
+            "charts_seconds": round(last.at - self._looks[0].at, 1),
         }
 
     def _base(self) -> _Look | None:
@@ -81,23 +101,49 @@ class JobRates:
         base = recent[0] if len(recent) > 1 else self._looks[-2]
         return base if base.at < last else None
 
-    def _points(self) -> list[list[float]]:
-        """Places in time, from 0 to 1, and rates, of which no two lie too close to draw."""
+    def _charts(self) -> dict[str, list[list[float]]]:
+        """Places in time, from 0 to 1, and numbers, of which no two lie too close to draw.
+
+        A rate and a duration are of the time up to its place; from the first look on.
+        """
         looks = list(self._looks)[:: max(1, len(self._looks) // POINTS)]
+        if looks[-1] is not self._looks[-1]:
+            looks.append(self._looks[-1])
         first, whole = looks[0].at, max(looks[-1].at - looks[0].at, 0.001)
-        found = []
+
+        def placed(look: _Look) -> float:
+            return round((look.at - first) / whole, 4)
+
+        found: dict[str, list[list[float]]] = {
+            "done": [],
+            "failed": [],
+            "p95": [],
+            "backlog": [[placed(each), each.backlog] for each in looks],
+            "oldest_due": [[placed(each), each.oldest_due] for each in looks],
+        }
         for before, after in pairwise(looks):
-            if after.at > before.at:
-                done = sum(_done(_grown(before, after, queue)) for queue in after.totals)
-                place = (after.at - first) / whole
-                found.append([round(place, 4), round(done / (after.at - before.at), 4)])
+            seconds = after.at - before.at
+            if seconds <= 0:
+                continue
+            grown, place = _growth(before.whole, after.whole), placed(after)
+            failed = grown[_FAILED] if grown else 0.0
+            found["done"].append([place, round(_done(grown) / seconds, 4)])
+            found["failed"].append([place, round(failed / seconds, 4)])
+            longest = quantile(grown, 0.95)
+            if longest is not None:
+                found["p95"].append([place, longest])
+        for name in ("done", "failed"):
+            found[name][:0] = [[0.0, rate] for _, rate in found[name][:1]]
         return found
 
 
 def _grown(before: _Look, after: _Look, queue: str) -> list[float]:
-    new = after.totals[queue]
-    old = before.totals.get(queue, (0.0,) * len(new))
-    return [b - a for a, b in zip(old, new, strict=True)]
+    return _growth(before.totals.get(queue, ()), after.totals[queue])
+
+
+def _growth(old: Sequence[float], new: Sequence[float]) -> list[float]:
+    """How much totals have grown; those that were not there before, from nothing."""
+    return [b - a for a, b in zip(old or (0.0,) * len(new), new, strict=True)]
 
 
 def _done(numbers: Sequence[float]) -> float:

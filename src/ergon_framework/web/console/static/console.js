@@ -31,6 +31,13 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+// On a phone the links stand in a row, in which that of this page may be out of sight.
+const here = document.querySelector(".side [aria-current]");
+const row = here && here.parentElement;
+if (row && row.scrollWidth > row.clientWidth) {
+  row.scrollLeft = here.offsetLeft - (row.clientWidth - here.offsetWidth) / 2;
+}
+
 // An open page follows what happens: the server says that there is something new, and the page is
 // loaded again. It is left alone while somebody types, has opened something or selects text.
 const address = document.body.dataset.events;
