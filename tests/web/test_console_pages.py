@@ -270,6 +270,7 @@ def test_find(client: ConsoleClient) -> None:
         ("/console/jobs/nothing", 404, "What to do"),
         ("/console/jobs?colour=red", 422, "known are"),
         ("/console/jobs?status=asleep", 422, "<code>query.status</code>"),
+        ("/console/flows?status=asleep", 422, "<code>query.status</code>"),
         ("/console/jobs?cursor=nonsense", 422, "next_cursor"),
         ("/console/jobs?queue=a&queue=b", 422, "give it once"),
     ],
@@ -282,6 +283,40 @@ def test_mistakes_come_with_a_remedy(
     told = client.get(path, headers={"Accept": "application/json"})
     assert told.status_code == code
     assert told.json().keys() == {"code", "message", "details"}
+
+
+def test_headings_leave_ids_as_they_are(client: ConsoleClient) -> None:
+    """Only the first letter of a sentence is made a capital; one of thousands of letters is cut."""
+    assert "<h1>There is no job &#39;Order-77A&#39;</h1>" in page(
+        client, "/console/jobs/Order-77A", 404
+    )
+    assert "<h1>Query.status: " in page(client, "/console/flows?status=asleep", 422)
+    heading = page(client, f"/console/jobs/{'x' * 8000}", 404).partition("</h1>")[0]
+    assert heading.endswith("x…")
+    assert len(heading.rpartition("<h1>")[2]) < 250
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [("/console/jobs/w0", "csv"), ("/console/jobs", "xml"), ("/console/settings", "HTML")],
+)
+def test_a_format_that_a_page_has_not(client: ConsoleClient, path: str, named: str) -> None:
+    """A program that asks for it is refused, and not given a page."""
+    told = client.get(f"{path}?format={named}", headers={"Accept": "*/*"})
+    assert told.status_code == 422
+    assert "query.format" in told.text
+    assert "html or json" in told.text
+
+
+def test_long_arguments_keep_the_page_small(opened: Opened, tmp_path: Path) -> None:
+    """It shows their beginning, and leads to all of them."""
+    with JobClient(f"sqlite:///{tmp_path}/work.db") as jobs:
+        jobs.enqueue("h", ["x" * 300_000], id="long")
+    client = opened("[server]\npayloads = true")
+    text = page(client, "/console/jobs/long?payloads=true")
+    assert "The first 20,000 of 300,0" in text
+    (link,) = re.findall('href="([^"]+)">all of them as JSON', text)
+    assert client.get(html.unescape(link)).json()["args"] == ["x" * 300_000]
 
 
 def test_no_error_names_the_store(tmp_path: Path) -> None:

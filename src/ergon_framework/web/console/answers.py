@@ -24,7 +24,12 @@ from ergon_framework.web.addresses import address_of, named
 from ergon_framework.web.console import formatting
 from ergon_framework.web.console.formatting import Figure
 from ergon_framework.web.middleware import CONSOLE, route_path
-from ergon_framework.web.responses import NO_STORE, answer_of, json_response
+from ergon_framework.web.responses import (
+    NO_STORE,
+    InvalidParameterError,
+    answer_of,
+    json_response,
+)
 from ergon_framework.web.sessions import BrowserSession
 
 if TYPE_CHECKING:
@@ -123,6 +128,7 @@ class Answers:
         wanted = format_of(request)
         if wanted == "csv" and view.rows is not None:
             return _csv(view)
+        _check_named(request, view)
         if wanted == "json":
             return _safe(json_response(view.document))
         return self._page(request, view, frame, status)
@@ -135,7 +141,7 @@ class Answers:
         told = json.loads(bytes(answer.body))
         document = {**told, "status": answer.status_code, "path": request.url.path}
         extra = {"is_form": request.method == "POST"}  # which has no other format
-        view = View("error.html", str(told["message"]).capitalize(), document, extra=extra)
+        view = View("error.html", formatting.sentence(str(told["message"])), document, extra=extra)
         page = self._page(request, view, frame, answer.status_code)
         for name in ("retry-after", "www-authenticate"):
             if name in answer.headers:
@@ -166,6 +172,15 @@ class Answers:
 
     def _asset(self, base: str, name: str) -> str:
         return f"{base}/static/{name}?v={self._versions[name]}"
+
+
+def _check_named(request: Request, view: View) -> None:
+    """Refuse what an address asks for and does not have: a program would take a page for it."""
+    named = request.query_params.get("format")
+    known = FORMATS if view.rows is not None else FORMATS[:2]
+    if named is not None and named not in known:
+        remedy = f"ask for {' or '.join(known)}"
+        raise InvalidParameterError("format", "is none that this page has", remedy)
 
 
 def _with_format(request: Request, name: str) -> str:

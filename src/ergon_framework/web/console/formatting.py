@@ -110,6 +110,14 @@ def shortened(text: str) -> str:
     return _PRECISE.sub(lambda found: clock(found[0]), text)
 
 
+def sentence(text: str, most: int = 200) -> str:
+    """A text that begins with a capital letter, and ends where a heading must.
+
+    All other letters stay as they are: they may be those of an id.
+    """
+    return text[:1].upper() + (text[1:] if len(text) <= most else f"{text[1:most]}…")
+
+
 def size(count: int) -> str:
     """Bytes as people read them."""
     if count < 2000:

@@ -140,6 +140,10 @@ def readable(value: Any) -> str:
     return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
+MOST_READ = 20_000
+"""Characters of arguments or of a result on a page; all of them are in its JSON."""
+
+
 def same_error(look: JobsLook, document: Mapping[str, Any]) -> int:
     """How many of the latest jobs that gave up failed as this one did, this one left out."""
     failure = document["last_error"]

@@ -228,5 +228,5 @@ def chosen(given: Given, states: type[S]) -> list[S]:
     except ValueError:
         known = ", ".join(states)
         raise InvalidParameterError(
-            "query.status", "there is no such state", f"known are {known}"
+            "status", "there is no such state", f"known are {known}"
         ) from None

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ergon_framework.web.console.answers import SAFETY, named_format
+from ergon_framework.web.console.formatting import sentence
 from ergon_framework.web.middleware import CONSOLE, PROBES, route_path
 
 FOR_PROGRAMS = ("/api/", "/metrics", "/openapi.json", *sorted(PROBES))
@@ -165,17 +166,13 @@ def _shown(scope: Scope, status: int, told: Mapping[str, Any]) -> Response:
     elif scope["method"] == "GET" and status >= 500:
         links.insert(0, (path, "Try again"))
     text = _PAGE.format(
-        title=escape(_sentence(message)),
+        title=escape(sentence(message)),
         style=_STYLE,
         status=status,
         code=escape(str(told["code"])),
         path=escape(path),
-        remedy=escape(_sentence(remedy or "the log of the server says more")) + ".",
+        remedy=escape(sentence(remedy or "the log of the server says more", 1000)) + ".",
         links="".join(f'<a href="{escape(to)}">{text}</a>' for to, text in links),
     )
     headers = {**SAFETY, "Content-Security-Policy": _POLICY, "Cache-Control": "no-store"}
     return Response(text, status, {**headers, "Vary": "Accept"}, "text/html")
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]

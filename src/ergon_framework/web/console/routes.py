@@ -52,6 +52,7 @@ from ergon_framework.web.console.flow_forms import DID, FlowForms
 from ergon_framework.web.console.formatting import Figure, blocks
 from ergon_framework.web.console.job_pages import (
     COLUMNS,
+    MOST_READ,
     MOST_SHOWN,
     SHOWN,
     edit_document,
@@ -367,6 +368,7 @@ class Console:
             "may_show": self._pool.shows_payloads,
             "is_whole": is_whole,
             "readable": readable,
+            "most_read": MOST_READ,
             "actions": actions_for(document["status"]),
         }
         is_over = document["finished_at"] is not None
