@@ -68,7 +68,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     previous_offset: int | None = None
     recorded_at_unix_ms: int | None = None
     released: bool = False
-    """It comes out of quarantine: its offset may lie below the cursor."""
+    """Whether the fact was released from quarantine: its offset may lie below the cursor."""
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -80,7 +80,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     recorded_at_unix_ms: int | None = None
     log: str = ""
     source_first_offset: int | None = None
-    """In an inbound log: what was lost are these offsets of the peer's log."""
+    """In an inbound log: the first lost offset of the peer's log, and below it the last one."""
     source_last_offset: int | None = None
 
     @property

@@ -74,7 +74,9 @@ class ReloadingFile(Generic[T]):
 
 
 def _stamp(path: str | os.PathLike[str]) -> bytes | None:
-    """Of the content: two changes within one tick of the file system's clock look the same."""
+    """A digest of the content: two changes within one tick of the file system's clock have one time
+    stamp.
+    """
     try:
         # A file that is not there is a state like any other: loading it says what is wrong.
         return hashlib.sha256(Path(path).read_bytes()).digest()

@@ -249,7 +249,7 @@ def _check_replaceable(place: Path, name: str, *, replace: bool) -> None:
 
 
 def _put(mark: RestoreMark, said: Unfinished, place: Path, *, is_there: bool) -> str:
-    """Give the copy its name; what has that name gets another one first."""
+    """Rename the copy into place. What is there is renamed first."""
     aside, draft = said.aside, Path(said.draft)
     try:
         if is_there:

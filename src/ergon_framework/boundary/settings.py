@@ -31,11 +31,11 @@ class LimitSettings(SettingsModel):
     """What a node takes at most. Each limit has an error of its own."""
 
     fact_bytes: Count = 256 * KIB
-    """Of one fact's ``object_json`` in canonical form."""
+    """The most bytes of a fact's ``object_json`` in canonical form."""
     body_bytes: Count = 8 * MIB
-    """Of one request other than a blob."""
+    """The most bytes of one request, blobs aside."""
     object_bytes: Count = 1 << 40
-    """Of one artifact."""
+    """The most bytes of one artifact."""
     batch_items: Count = 1000
     """Facts in one ``AppendFacts``."""
     page_items: Count = 1000
@@ -45,24 +45,28 @@ class LimitSettings(SettingsModel):
     wait_seconds: Positive = 30.0
     """How long a fetch may wait for facts."""
     bodies_bytes: Count = 64 * MIB
-    """Of all requests together that have begun to arrive, blobs aside."""
+    """The most bytes of all incomplete requests together, blobs aside."""
     free_bytes: CountOrZero = 64 * MIB
     """Room on the disks of the zone below which the node is not ready; appends are still tried."""
     connections: Count = 1000
     """Open at the same time, once their clients have shown who they are."""
     address_connections: Count = 250
-    """Of one address, unless it is this machine's own; raise it for peers behind one proxy."""
+    """The most connections of one address, unless it is this machine's. Raise it for peers behind
+    one proxy.
+    """
     handshakes: Count = 100
     """TLS handshakes under way; one more ends the oldest of the address that has most of them."""
     handshake_seconds: Positive = 10.0
-    """For a TLS handshake, at most."""
+    """The most seconds for a TLS handshake."""
     header_bytes: Count = 16 * KIB
     idle_seconds: Positive = 75.0
     """Before a connection that asks nothing is closed."""
     body_seconds: Positive = 30.0
     """Without a byte of a request that has begun, or of an answer taken, before it is given up."""
     request_seconds: Positive = 60.0
-    """For the headers of a request to be complete, at most; blobs take as long as bytes flow."""
+    """The most seconds until the headers of a request are complete. Blobs may take as long as bytes
+    flow.
+    """
 
 
 class RetentionSettings(SettingsModel):
@@ -88,7 +92,7 @@ class GateSettings(SettingsModel):
     settle: PositiveOrZero = 2.0
 
     def rule(self) -> GateRule:
-        """As the core reads it."""
+        """The settings as the rule that ``core`` reads."""
         return GateRule(self.failures, self.lag, self.settle)
 
 
@@ -108,7 +112,7 @@ class PullSettings(SettingsModel):
     """Answers that the peer has no such artifact, before its fact is set aside."""
 
     def backoff(self) -> Backoff:
-        """As the core reads it."""
+        """The settings as the rule that ``core`` reads."""
         return Backoff(base=self.base, factor=2.0, cap=self.cap, low=0.5, high=1.0)
 
 
@@ -138,7 +142,7 @@ class ZoneSettings(SettingsModel):
     peers: Annotated[Mapping[str, str], AfterValidator(FrozenDict)] = FrozenDict()
     """Zone to URL: whom to pull from."""
     known_zones: Annotated[tuple[ZoneName, ...] | None, OrNone] = None
-    """Whom facts may be addressed to, beside this zone and its peers; None: anybody."""
+    """The zones that facts may be addressed to, besides this zone and its peers; None: any zone."""
     capacity_bytes: Annotated[Count | None, OrNone] = None
     """What the outbound log may hold; appends are refused from eighty per cent on."""
     strict_ids: Switch = False

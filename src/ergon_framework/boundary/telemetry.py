@@ -70,7 +70,7 @@ class ZoneEvents:
         self._sink = NoticeDispatcher(None, (), ())
         self._lock = threading.Lock()
         self.counts: Counter[tuple[str, str]] = Counter()
-        """By metric and label value; the label is empty where there is none."""
+        """Counts by metric and label value; the value is empty for metrics without a label."""
         self.append_seconds = Histogram()
         self.commit_seconds = Histogram()
         self.commit_sizes = Histogram(SIZES)
@@ -78,9 +78,9 @@ class ZoneEvents:
         self._troubles: dict[str, float] = {}
         """When each was logged last."""
         self._sums: dict[str, tuple[float, int, str]] = {}
-        """Of each kind of warning: when it was logged, how many came since, and the last."""
+        """For each kind of warning: when it was logged, how many came since, and the last text."""
         self._of_appends: set[str] = set()
-        """Those that are over when facts are committed again."""
+        """The kinds of warnings that end when facts are committed again."""
 
     def count(self, what: str, label: str = "", times: int = 1) -> None:
         """Add to a counter, from any thread."""
@@ -189,7 +189,7 @@ _labels = msgspec.json.Decoder(_Labels).decode
 
 
 class Publishing:
-    """One fact on its way: its envelope in the current trace, and its span."""
+    """The publication of one fact: its envelope in the current trace, and its span."""
 
     __slots__ = ("_span", "envelope")
 

@@ -21,7 +21,7 @@ NAMES_PER_READ = 500
 
 @dataclass(frozen=True, slots=True)
 class VerificationFinding:
-    """Something that is not as it was acknowledged: a fact, an object, or the store as a whole."""
+    """A difference from what was acknowledged: of a fact, an object, or the store as a whole."""
 
     kind: str
     where: str

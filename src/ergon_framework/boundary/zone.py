@@ -82,7 +82,7 @@ class BlobGuard:
 
     @contextmanager
     def storing(self) -> Iterator[None]:
-        """Around putting bytes on disk and naming them."""
+        """Hold this while bytes are stored and named."""
         with self._lock:
             self._storing += 1
         try:
@@ -93,7 +93,7 @@ class BlobGuard:
 
     @contextmanager
     def pulling(self) -> Iterator[None]:
-        """Around fetching what facts refer to and taking the facts in."""
+        """Hold this while artifacts are fetched and the facts that refer to them are appended."""
         with self._lock:
             self._pulling += 1
         try:
@@ -103,7 +103,7 @@ class BlobGuard:
                 self._pulling -= 1
 
     def unname(self, unbind: Callable[[], T]) -> T:
-        """Take a name away, unless a fact may be about to refer to it."""
+        """Remove a name, unless a fact may be about to refer to it."""
         # Names are not taken away while a pull runs: it has found the object here and will append a
         # fact that refers to it.
         with self._lock:
@@ -129,7 +129,7 @@ class BlobGuard:
 PEER = "zone:"
 """What precedes the peer's name in the name of the consumer it pulls through."""
 HARD, SOFT = 0.8, 0.5
-"""Of the capacity: where appends are refused, and where the operator is warned."""
+"""Shares of the capacity at which appends are refused, and at which the operator is warned."""
 TOLD_EPOCH = "told_epoch"
 """The attribute with the epoch that was reported last."""
 MAX_READ = 10_000
@@ -245,7 +245,7 @@ class LocalZone:
 
     @property
     def pending_appends(self) -> int:
-        """Calls of ``append`` that wait for their turn."""
+        """The number of calls of ``append`` that wait for their turn."""
         return self._batcher.appends.pending
 
     def append(self, envelope: EnvelopeLike, fact: FactLike) -> Receipt:
@@ -337,7 +337,7 @@ class LocalZone:
                 )
 
     def failed(self, error: StoreError, *, is_append: bool = False) -> BoundaryError:
-        """The answer to what the store could not do."""
+        """The answer to a failure of the store."""
         if isinstance(error, ZoneMovedError):
             return error  # an answer already: of this zone, or of a peer
         gone = Destination.of_details(error.details)
@@ -398,7 +398,7 @@ class LocalZone:
     # ---- objects ----
 
     def bound(self, bucket: str, key: str, blob: Blob) -> ObjectReceipt:
-        """Give bytes that are on disk their name."""
+        """Name bytes that are on disk."""
         stored = self.store.bind(bucket, key, blob.digest, blob.size)
         self.events.count("puts")
         return ObjectReceipt(
@@ -419,7 +419,7 @@ class LocalZone:
     def finished(
         self, bucket: str, key: str, upload: Upload, expected: bytes | None
     ) -> ObjectReceipt:
-        """Put uploaded bytes on disk and give them their name."""
+        """Sync uploaded bytes to disk and name them."""
         blob = None
         try:
             with self.blobs.storing():
@@ -459,7 +459,7 @@ class LocalZone:
         return True
 
     def _drop(self, digest: bytes) -> None:
-        """Remove bytes that no name stands for."""
+        """Delete bytes that no name stands for."""
         was_removed = self.blobs.remove(
             lambda: not self.store.is_bound(digest), lambda: self.objects.delete(digest)
         )
@@ -472,7 +472,9 @@ class LocalZone:
             self.objects.restore(digest)
 
     def found(self, bucket: str, key: str, digest: bytes | None = None) -> StoredObject:
-        """What a name stands for; with a ``digest``, those very bytes if they are here at all."""
+        """The object of a name; with a ``digest``, the object with exactly those bytes, if it is
+        here.
+        """
         stored = self.store.object(bucket, key)
         if digest is not None and (stored is None or stored.digest != digest):
             for link in self.store.links():
@@ -513,7 +515,7 @@ class LocalZone:
                 )
 
     def seek(self, name: str, offset: int, reason: str) -> dict[str, Any]:
-        """Set a cursor by hand; it is written down."""
+        """Set a cursor by hand, and write that into the journal."""
         before = self.store.consumer(name).cursor
         after = self.store.seek(name, offset, reason=reason or "no reason given")
         self.events.note(
@@ -547,7 +549,7 @@ class LocalZone:
     # ---- end ----
 
     def close(self) -> None:
-        """Let go of the stores and of the folders."""
+        """Close the stores and release the folders."""
         self._batcher.close()
         self.objects.close()
         self.store.close()
@@ -602,7 +604,7 @@ def _why_renewed(store: FactStore, anchor: Anchor, epoch: str, heads: Mapping[st
 
 
 def apart(bucket: str, peer: str) -> str:
-    """Where a peer's artifact is kept when its name stands for other bytes here."""
+    """The bucket for a peer's artifact whose name stands for other bytes here."""
     return f"{bucket}@{peer}"
 
 

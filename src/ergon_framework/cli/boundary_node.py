@@ -111,7 +111,7 @@ class NodeClient:
         return self.send(method, request(**fields))
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.close()
 

@@ -151,8 +151,8 @@ def _tell_whole_lines(group: typer.Typer) -> None:
 
 
 def _leave_as_given(command: Any) -> None:
-    """Let no option or argument of a command be converted: Typer imports pydantic for it, and a
-    shell that completes a word waits for that.
+    """Turn off the conversion of options and arguments: Typer imports pydantic for it, and a shell
+    that completes a word waits for that.
     """
     of_help = command.get_help_option
 

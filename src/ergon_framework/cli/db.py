@@ -359,7 +359,7 @@ def _show_imported(imported: Imported, *, is_trial: bool, as_json: bool) -> None
 
 @contextmanager
 def _reporting_stops(left: str, *, as_json: bool) -> Iterator[None]:
-    """Say what a stopped command leaves behind."""
+    """Report what a stopped command leaves behind."""
     try:
         with stoppable():
             yield

@@ -140,7 +140,7 @@ def _filters(
 
 
 class _Selection(NamedTuple):
-    """To which letters it is done, as the command line says it."""
+    """The letters that a command applies to, as the command line selects them."""
 
     ids: tuple[str, ...]
     filters: _Filters
@@ -286,7 +286,7 @@ def relay(
 
 
 class _LetterAction(NamedTuple):
-    """Something that is done with dead letters: to calls, and to jobs."""
+    """An action on dead letters: its function for calls, and that for jobs."""
 
     name: str
     done: str

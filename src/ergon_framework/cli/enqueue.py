@@ -308,7 +308,7 @@ def _many(client: JobClient, handler: str | None, options: Mapping[str, Any], as
 
 
 def _say_what_is_stored(error: ErgonError, stored_to: int) -> None:
-    """Say what is stored: sending the whole file again would enqueue those jobs twice."""
+    """Report what is stored: sending the whole file again would enqueue those jobs twice."""
     error.details["next_line"] = stored_to + 1
     if not stored_to:
         error.message += "; no job is stored"

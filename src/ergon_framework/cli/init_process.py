@@ -31,7 +31,9 @@ _TO_END = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
 def step_aside() -> None:
-    """As process 1: return in a child only, and look after that. Otherwise do nothing."""
+    """As process 1, fork and return in the child only; the parent forwards signals and reaps.
+    Otherwise do nothing.
+    """
     if os.getpid() == 1:
         go_on_in_a_child()
 
@@ -81,7 +83,7 @@ def _look_after(child: int, passed: Iterable[int]) -> int:
 
 
 def _reap(child: int) -> int | None:
-    """Let all go that have ended; the child's exit code once it is among them."""
+    """Reap ended processes; returns the child's exit code once it has ended."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == child:

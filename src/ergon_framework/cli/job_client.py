@@ -46,7 +46,7 @@ _JSON = (
 )
 
 COLUMNS = ["id", "status", "handler", "queue", "tries", "created_at", "why"]
-"""Of a listing for people; programs get every field."""
+"""The columns of a listing for people. JSON has every field."""
 
 
 @contextmanager

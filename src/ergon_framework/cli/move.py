@@ -125,7 +125,7 @@ def _when_stopped(asked: Asked, *, is_reopening: bool) -> str:
 
 @contextmanager
 def _reporting_stops(text: str, *, as_json: bool) -> Iterator[None]:
-    """Say what a stopped command leaves behind, and end with the exit code of its signal."""
+    """Report what a stopped command leaves behind, and end with the exit code of its signal."""
     try:
         with stoppable():
             yield

@@ -117,13 +117,13 @@ def standard_input() -> TextIO:
 
 
 def can_ask() -> bool:
-    """Whether there is a terminal where somebody sees a question and can answer it."""
+    """Whether a question can be asked: input and error stream are a terminal."""
     # A standard input that was closed before we began is None.
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def is_stdout_closed() -> bool:
-    """Whether there was no standard output when we began."""
+    """Whether the process was started without a standard output."""
     return "stdout" in _closed
 
 
@@ -194,7 +194,7 @@ class StdoutBytes:
 
 
 def is_about_stdout(error: BaseException) -> bool:
-    """Whether it is the standard output that cannot be written, on a full disk say."""
+    """Whether an error is about the standard output, which is on a full disk for example."""
     return isinstance(error, OSError) and error.errno in _UNWRITABLE and error in _refused
 
 
@@ -219,7 +219,7 @@ def leave_stdout() -> None:
 
 
 def keep_stdout(as_json: bool) -> AbstractContextManager[object]:
-    """Let what user code prints go to the standard error stream while a program reads our JSON."""
+    """Send what user code prints to the standard error stream while the output is JSON."""
     return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 
@@ -247,7 +247,7 @@ def print_line(line: str, stream: TextIO | None = None) -> None:
 
 
 def note(text: str) -> None:
-    """Say something worth knowing beside the answer, for people."""
+    """Print a note for people on the standard error stream."""
     with suppress(OSError):  # nobody has to listen
         print_line(printable(f"note: {text}"), sys.stderr)
 
@@ -382,7 +382,7 @@ def _show_fields(title: str, fields: Sequence[tuple[str, str]]) -> None:
 
 
 def _show_stacked(console: Any, title: str, fields: Sequence[tuple[str, str]]) -> None:
-    """The same for a narrow terminal, which goes on in the next line where it has to."""
+    """Print fields on a narrow terminal, with long values wrapped."""
     from rich.text import Text
 
     if title:
@@ -406,7 +406,7 @@ def _text(value: object) -> str:
 
 
 def json_text(value: object) -> str:
-    """One line of JSON, in letters that the standard output can carry."""
+    """A line of JSON, in characters that the standard output can encode."""
     text = quoted_json(json.dumps(value, ensure_ascii=False, default=str))
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")

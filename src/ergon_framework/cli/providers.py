@@ -188,7 +188,7 @@ def _rows(tenant: str, summary: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _share(rate: float | None) -> float | None:
-    """In four digits that never say more than is true: 1 only if nothing failed."""
+    """A rate with four digits, rounded down: 1 only if nothing failed."""
     return None if rate is None else math.floor(rate * 10_000) / 10_000
 
 

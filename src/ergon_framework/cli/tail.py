@@ -141,7 +141,7 @@ def _entries(path: Path, wanted: JournalQuery, *, is_followed: bool) -> Iterator
 
 
 def _is_made(path: Path) -> bool:
-    """Whether there is a journal; a file is there a moment before its tables are."""
+    """Whether the journal has its tables, which come a moment after the file."""
     from ergon_framework.app.settings.stores import file_has_table
 
     try:

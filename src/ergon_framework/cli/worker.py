@@ -302,7 +302,7 @@ def _json_option(option: str, text: str, kind: type) -> Any:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM unwind the stack: an executor that ignores signals must not be left."""
+    """Make SIGTERM unwind the stack, so that an executor that ignores signals is ended."""
     if threading.current_thread() is not threading.main_thread():
         yield  # where Python lets nobody handle signals
         return
@@ -346,7 +346,7 @@ def _show_report(report: SuiteReport, *, as_json: bool) -> None:
 
 
 def _check_texts(one: CheckResult, *, is_same_reason: bool) -> Iterator[str | tuple[str, str]]:
-    """One result as text: how it ended, what was checked, and why."""
+    """A result as text: how it ended, what was checked, and why."""
     yield (f"{one.outcome:<8}", _CHECK_COLOURS.get(one.outcome, ""))
     yield f" {_need(one.required):<12} "
     yield (one.name, "bold")

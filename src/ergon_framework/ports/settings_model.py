@@ -222,7 +222,7 @@ def frozen(value: Any, also: tuple[type, ...] = (), deep: int = 20) -> Any:
 
 
 def thawed(value: Any) -> Any:
-    """The same as plain dicts and lists, free to change."""
+    """A frozen value as plain dicts and lists, which may be changed."""
     if isinstance(value, dict):
         return {key: thawed(item) for key, item in value.items()}
     if isinstance(value, list):

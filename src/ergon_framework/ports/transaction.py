@@ -153,13 +153,13 @@ class Transaction(Generic[T_co]):
         return Transaction(payload=payload, **changes)
 
     def with_payload_copy(self) -> Transaction[T_co]:
-        """The same envelope around a deep copy of the payload, so that attempts share nothing."""
+        """A copy with a deep copy of the payload, so that attempts share nothing."""
         values = {name: getattr(self, name) for name in FIELDS}
         values["payload"] = copy.deepcopy(self.payload)
         return Transaction(**values)
 
     def with_payload(self, payload: T) -> Transaction[T]:
-        """The same envelope around another payload. Written out, as each attempt may need one."""
+        """A copy with another payload. Written out for speed, as each attempt may need one."""
         made: Transaction[T] = object.__new__(Transaction)
         _set(made, "transaction_id", self.transaction_id)
         _set(made, "payload", payload)

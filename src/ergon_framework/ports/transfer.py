@@ -72,7 +72,9 @@ class TransferRecord(msgspec.Struct, frozen=True):
     has_shared_places: ClassVar[bool] = True
     """Whether places of two stores can be compared. Otherwise what is new comes last."""
     may_leave: ClassVar[bool] = True
-    """Whether it can be gone one day; where it cannot and is, that is another store."""
+    """Whether records of this kind are ever deleted. If not and one is missing, the store is
+    another one.
+    """
     may_change: ClassVar[bool] = True
     """Whether the same thing can differ one day; where it cannot and does, likewise."""
     holds_keys: ClassVar[bool] = False
@@ -80,17 +82,19 @@ class TransferRecord(msgspec.Struct, frozen=True):
 
     @property
     def sort_key(self) -> Any:
-        """Where it stands in the order of its kind."""
+        """The position of the record in the order of its kind."""
         raise NotImplementedError
 
     @property
     def identity(self) -> Any:
-        """What it is called on both sides; its place, unless places differ from store to store."""
+        """The identity of the record in both stores: its position, unless positions differ between
+        stores.
+        """
         return self.sort_key
 
     @property
     def content(self) -> bytes:
-        """The same bytes for the same thing in the same state, whichever store it lies in."""
+        """The record as bytes that are equal for equal records of any store."""
         return _encode(self)
 
     @property
@@ -99,7 +103,7 @@ class TransferRecord(msgspec.Struct, frozen=True):
         return False
 
     def document(self) -> dict[str, Any]:
-        """The same JSON for the same thing in the same state, whichever store it lies in."""
+        """The record as JSON that is equal for equal records of any store."""
         return plain_record(self)
 
     @classmethod
@@ -191,7 +195,7 @@ class _PlainQueue(msgspec.Struct, frozen=True):
 
 
 class _QueueOfKeys(_PlainQueue, frozen=True):
-    """The same of a queue that limits each of its keys."""
+    """The limits of a queue that limits each of its keys."""
 
     key_max_active: int | None
     key_rate: float | None
@@ -218,13 +222,13 @@ class QueueRecord(TransferRecord, frozen=True):
     key_rate: float | None = None
     key_burst: int = 1
     key_full_at: dict[str, float] = msgspec.field(default_factory=dict)
-    """The same for the bucket of each limit key of which tokens were taken."""
+    """When the bucket of each limit key is full, for keys of which tokens were taken."""
     pinned_version: str | None = None
     """The version it is pinned to; None: workers of any version claim from it."""
 
     @property
     def sort_key(self) -> str:
-        """Its name."""
+        """The name."""
         return self.queue
 
     @property
@@ -239,7 +243,7 @@ class QueueRecord(TransferRecord, frozen=True):
         return _encode(_QueueOfKeys(*own, *keys))
 
     def document(self) -> dict[str, Any]:
-        """The same as JSON."""
+        """The record as JSON."""
         found = super().document()
         if not self._limits_keys:
             found = {name: found[name] for name in found if name not in _OF_KEYS}
@@ -253,7 +257,7 @@ class QueueRecord(TransferRecord, frozen=True):
 
     @classmethod
     def from_document(cls, document: Any) -> Self:
-        """Also one that was written before keys had limits, or queues a version."""
+        """Read a document, also one written before keys had limits, or queues a version."""
         if isinstance(document, dict):
             is_plain = not document.keys() & _OF_KEYS.keys()
             document = {**(_OF_KEYS if is_plain else {}), "pinned_version": None, **document}
@@ -281,7 +285,7 @@ class FlowRecord(TransferRecord, frozen=True):
     title: ClassVar[str] = "flows"
     flow: Flow
     joins: tuple[Join, ...]
-    """In the order of adding."""
+    """The joins of the flow, in the order in which they were added."""
     work: dict[str, str]
     """What is left to be done in slices: what, by the id of the join or flow it is done to. The new
     store begins it anew, for numbers of steps are each store's own: a sweep meets steps again that
@@ -315,12 +319,12 @@ class ScheduleRecord(TransferRecord, frozen=True):
 
     @property
     def sort_key(self) -> str:
-        """Its name."""
+        """The name."""
         return self.schedule.name
 
     @property
     def content(self) -> bytes:
-        """As it was before schedules had a jitter and an end, for those that have none."""
+        """The record as bytes; without jitter and end, those of an earlier version."""
         fields = msgspec.structs.asdict(self.schedule)
         # In the order of the class, as a record without these fields is encoded.
         return msgspec.msgpack.encode({"schedule": _without(_ADDED_TO_SCHEDULES, fields)})
@@ -373,12 +377,12 @@ class LogRecord(TransferRecord, frozen=True):
 
     @property
     def sort_key(self) -> int:
-        """Its number."""
+        """The number."""
         return self.number
 
     @property
     def is_given(self) -> bool:
-        """Whether it is ``outbound`` before any fact."""
+        """Whether this is the empty ``outbound`` log, which every store has."""
         return self.log == OUTBOUND and self.first == 1
 
 
@@ -395,7 +399,7 @@ class FactRecord(TransferRecord, frozen=True):
     kind: ClassVar[str] = "fact"
     title: ClassVar[str] = "facts"
     number: int
-    """Of the log."""
+    """The number of the log."""
     log: str
     fact: StoredFact
     chain: bytes
@@ -458,22 +462,22 @@ class ConsumerCursorRecord(TransferRecord, frozen=True):
 
     @property
     def sort_key(self) -> str:
-        """Its name."""
+        """The name."""
         return self.consumer.name
 
 
 class QuarantineRecord(TransferRecord, frozen=True):
-    """Something in quarantine, whatever became of it, by its number, which it keeps."""
+    """A quarantined item in any state, by its number, which it keeps."""
 
     kind: ClassVar[str] = "quarantined"
     title: ClassVar[str] = "quarantined facts"
     item: Quarantined
     is_served: bool
-    """It was released and has gone out since."""
+    """Whether the item was released and has been served since."""
 
     @property
     def sort_key(self) -> int:
-        """Its number."""
+        """The number."""
         return self.item.id
 
     @property
@@ -543,7 +547,7 @@ class LinkRecord(TransferRecord, frozen=True):
 
 
 class JournalRecord(TransferRecord, frozen=True):
-    """One entry of the operators' journal, the oldest first, counted from 1."""
+    """An entry of the operators' journal. The oldest has the number 1."""
 
     kind: ClassVar[str] = "note"
     title: ClassVar[str] = "notes of operators"
@@ -620,7 +624,7 @@ T = TypeVar("T")
 
 
 def as_page(sized: Iterable[tuple[T, int]]) -> list[T]:
-    """As many as :data:`PAGE_BYTES` allows of what comes with its size; the first in any case."""
+    """The first of sized items that fit into :data:`PAGE_BYTES`; one in any case."""
     page: list[T] = []
     left = PAGE_BYTES
     for each, size in sized:
@@ -855,7 +859,7 @@ class Fence(msgspec.Struct, frozen=True):
             raise overtaken()
 
     def check_change(self, found: bytes | None, new: bytes | None) -> None:
-        """The same for a new state; a change that is repeated may have been made already."""
+        """Check the fence for a new state. A repeated change may have been made already."""
         if found != new:
             self.check(found)
 
@@ -886,7 +890,7 @@ class RecordStore(RecordReader, Protocol):
     """
 
     def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
-        """Put records of one kind in, in order and in one commit."""
+        """Write records of one kind, in order and in one commit."""
 
     def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
         """Delete records of one kind in one commit, those of them that are there.

@@ -80,7 +80,7 @@ class Unique:
         kwargs: Mapping[str, Any],
         names: Sequence[str] | None = None,
     ) -> Unique:
-        """The same for one call: with its key."""
+        """The rule for one call, with its key."""
         key = self.key_for(handler, args, kwargs, names)
         return Unique(key=key, period=self.period, states=self.states)
 

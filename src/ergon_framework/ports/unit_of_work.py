@@ -38,10 +38,10 @@ class UnitOfWork(NamedTuple):
 
 
 class Describable(Protocol):
-    """Something that runs, and knows what it runs."""
+    """A run that can describe its unit of work."""
 
     def surroundings(self) -> UnitOfWork:
-        """What it is."""
+        """The unit of work that this run belongs to."""
 
 
 RUNNING: ContextVar[Describable | None] = ContextVar("ergon_running", default=None)

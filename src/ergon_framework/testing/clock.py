@@ -144,7 +144,7 @@ class VirtualClock:
     # -- sleeping and waking -----------------------------------------------------------------
 
     def lie_down(self, signal: VirtualSignal | None, until: float | None) -> _Sleeper | None:
-        """Become a sleeper; None when the instant has already come."""
+        """Register the calling thread as a sleeper; None if the instant has already come."""
         with self._changed:
             if until is not None and until <= self._now:
                 return None

@@ -30,7 +30,7 @@ class CuttableLink:
         self._break_all()
 
     def heal(self) -> None:
-        """Let connections come about again."""
+        """Allow connections again."""
         self.is_cut = False
 
     def redirect(self, port: int) -> None:
@@ -38,7 +38,7 @@ class CuttableLink:
         self._target = ("127.0.0.1", port)
 
     def close(self) -> None:
-        """Take the link down."""
+        """Close the link and its connections."""
         self.cut()
         with suppress(OSError):
             self._door.shutdown(socket.SHUT_RDWR)

@@ -136,7 +136,7 @@ class Sandboxed(HasJobs, Protocol):
     """An App."""
 
     def close(self) -> None:
-        """Let go of the store; the next use opens it again."""
+        """Release the store. The next use opens it again."""
 
 
 A = TypeVar("A", bound=Sandboxed)
@@ -347,7 +347,7 @@ class KeptJobStore(MemoryJobStore):
 
 
 class KeptProviderStore(MemoryProviderStore):
-    """The same for provider calls."""
+    """A provider store that stays open until the sandbox ends."""
 
     def close(self) -> None:
         """Keep everything."""

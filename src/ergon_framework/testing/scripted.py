@@ -209,7 +209,7 @@ class AsyncScriptedProducer(AsyncProducerMixin, BaseAsyncTask):
 
 
 def act(entry: Any) -> Any:
-    """Do what an entry of a script says."""
+    """Carry out an entry of a script."""
     while isinstance(entry, Takes):
         clock = current_clock()
         if not isinstance(clock, VirtualClock):
@@ -220,7 +220,7 @@ def act(entry: Any) -> Any:
 
 
 async def act_async(entry: Any) -> Any:
-    """The same in an event loop."""
+    """Like ``act``, on an event loop."""
     while isinstance(entry, Takes):
         await asyncio.sleep(entry.seconds)
         entry = entry.then

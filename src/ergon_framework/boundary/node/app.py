@@ -69,7 +69,7 @@ def lives(exchange: Exchange, zone: str = "") -> None:
 
 
 async def ready(exchange: Exchange, is_ready: Callable[[], Awaitable[bool]]) -> None:
-    """Whether it takes facts."""
+    """Answer whether the node accepts facts."""
     is_good = await is_ready()
     exchange.reply(200 if is_good else 503, b'{"ready":%b}' % str(is_good).lower().encode())
 
@@ -81,7 +81,7 @@ class HealthApplication:
         self._is_ready = is_ready
 
     def is_streamed(self, method: str, path: str) -> bool:
-        """Nothing is taken in."""
+        """No request is streamed."""
         return False
 
     def handle(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
@@ -114,7 +114,7 @@ class TokenApplication:
         """When the last request came, on the clock of the event loop."""
 
     def is_streamed(self, method: str, path: str) -> bool:
-        """As the application itself says."""
+        """Whether the application streams this request."""
         return self._application.is_streamed(method, path)
 
     def handle(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
@@ -135,7 +135,7 @@ class TokenApplication:
 
 
 class WaitingFetch:
-    """One fetch that waits, or is about to."""
+    """A fetch that waits, or is about to."""
 
     __slots__ = ("log", "news", "seen", "to_zone")
 
@@ -146,13 +146,13 @@ class WaitingFetch:
         self.seen = 0
 
     def has_seen(self, serving: Fetched) -> None:
-        """There was nothing for it up to here."""
+        """Note the offset up to which there was nothing for this fetch."""
         self.log, self.to_zone = serving.consumer.log, serving.consumer.to_zone
         self.seen = serving.page.through
 
 
 class WaitingFetches:
-    """All fetches of a node that wait. Lives on one event loop."""
+    """The waiting fetches of a node. Lives on one event loop."""
 
     def __init__(self, store: FactStore, in_thread: Offload) -> None:
         self._store = store
@@ -176,19 +176,19 @@ class WaitingFetches:
             self._fetches.discard(fetch)
 
     def wake_all(self) -> None:
-        """Let every one look again."""
+        """Wake every fetch, so that it looks again."""
         for each in self._fetches:
             _wake(each)
 
     def look(self) -> None:
-        """Some log has grown: wake the fetches that wait for it."""
+        """Wake the fetches that wait for a log that has grown."""
         self._is_due = True
         # One look at a time: what comes meanwhile is looked at by the same task.
         if self._looking is None or self._looking.done():
             self._looking = self._loop.create_task(self._look(), name="wake fetches")
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop looking for new facts."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
@@ -225,7 +225,9 @@ View = tuple[str, str | None, int]
 
 
 def _news(store: FactStore, waiting: set[View]) -> dict[View, int | None]:
-    """Of each view whose log has grown: up to where there is nothing in it, or None: look."""
+    """For each view whose log has grown: the offset up to which it has nothing new, or None if it
+    has.
+    """
     heads = {each.name: each.head for each in store.logs()}
     found: dict[View, int | None] = {}
     for log, to_zone, seen in waiting:
@@ -248,7 +250,7 @@ PendingAppend: TypeAlias = tuple[Exchange, ValidatedFact, float]
 
 
 class AppendRoutes:
-    """What stands behind ``AppendFact`` and ``AppendFacts``. Lives on an event loop."""
+    """Implements ``AppendFact`` and ``AppendFacts``. Lives on an event loop."""
 
     def __init__(
         self,
@@ -265,7 +267,7 @@ class AppendRoutes:
         self._gathered: list[PendingAppend] = []
 
     def append(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
-        """One fact; it is answered when the group it goes into is on disk."""
+        """Append one fact. It is answered when its commit group is on disk."""
         began = perf_counter()
         zone = self._zone
         zone.events.count("appends")
@@ -287,7 +289,7 @@ class AppendRoutes:
         return None
 
     def _submit(self) -> None:
-        """What the sockets brought in one turn of the loop goes to the writer together."""
+        """Submit the appends that arrived in one turn of the loop to the writer together."""
         gathered, self._gathered = self._gathered, []
         facts = [valid.new_fact for _exchange, valid, _began in gathered]
         done = partial(self._appended, gathered)
@@ -323,7 +325,7 @@ class AppendRoutes:
     def _appended(
         self, gathered: list[PendingAppend], result: list[AppendOutcome] | BaseException
     ) -> None:
-        """In the writer's thread, once per group."""
+        """Called in the writer's thread, once per commit group."""
         self._loop.call_soon_threadsafe(self._answer, gathered, result)
 
     def _answer(
@@ -378,7 +380,7 @@ class AppendRoutes:
             demand(permit.may_use_bucket(bucket), permit, f"use the bucket {bucket}", bucket=bucket)
 
     async def append_all(self, exchange: Exchange) -> None:
-        """Facts in order in one commit, each with an outcome of its own."""
+        """Append facts in order in one commit, each with an outcome of its own."""
         began = perf_counter()
         permit = self._permitted(exchange.caller, "AppendFacts")
         count, answer = await self._in_thread(
@@ -388,7 +390,7 @@ class AppendRoutes:
         self._zone.events.append_seconds.add(perf_counter() - began, count)
 
     def _append_batch(self, permit: Permissions, caller: Caller, body: bytes) -> tuple[int, bytes]:
-        """How many were asked for, and the answer."""
+        """Append a batch; returns the number of its facts, and the answer."""
         zone = self._zone
         items = parse_batch(body, zone.settings.limits)
         zone.events.count("appends", times=len(items))
@@ -409,7 +411,7 @@ class AppendRoutes:
 
 
 def _shown(answer: Receipt | BoundaryError) -> bytes:
-    """One answer as JSON."""
+    """An answer as JSON."""
     if isinstance(answer, BoundaryError):
         return json.dumps({"error": answer.to_dict()}).encode()
     duplicate = b"true" if answer.duplicate else b"false"
@@ -432,7 +434,7 @@ PRESENCE_INTERVAL = 1.0
 MIN_RENEW_INTERVAL = 0.1
 """Seconds between two renewals of a lease at least, however short it is."""
 MAX_THREADS = 8
-"""For what waits on a disk, appends aside."""
+"""The most threads for work that waits on a disk, other than appends."""
 _PROBE_TIMEOUT = 2.0  # seconds for the store to answer a probe
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -463,7 +465,7 @@ class NodeApplication:
         zone.store.subscribe(self._news)
 
     async def close(self) -> None:
-        """Let the threads end."""
+        """Stop the threads."""
         self.zone.store.unsubscribe(self._news)
         await self._waiting.close()
         if self._threads is not None:
@@ -476,7 +478,7 @@ class NodeApplication:
         return len(self._waiting)
 
     def release(self) -> None:
-        """Let every fetch that waits for facts answer at once."""
+        """Answer every waiting fetch at once."""
         self._waiting.wake_all()
 
     # ---- what the server calls ----
@@ -494,7 +496,7 @@ class NodeApplication:
         return self._guarded(lambda: self._begun(exchange))
 
     async def _guarded(self, begin: Callable[[], Coroutine[Any, Any, None] | None]) -> None:
-        """Trouble of a store is answered as such."""
+        """Answer errors of a store as errors of the node."""
         try:
             work = begin()  # only now: one that is cancelled before it starts leaves nothing behind
             if work is not None:
@@ -634,7 +636,7 @@ class NodeApplication:
         return not self.is_ready or exchange.is_gone
 
     def _news(self) -> None:
-        """In the writer's thread, after a commit that added facts."""
+        """Called in the writer's thread, after a commit that added facts."""
         if self._waiting:
             self._loop.call_soon_threadsafe(self._waiting.look)
 

@@ -25,7 +25,7 @@ _REF = "#/components/schemas/{name}"
 
 
 class AppendFact(OperationRequest):
-    """One fact in its envelope."""
+    """A fact in its envelope."""
 
     envelope: EnvelopeFields
     fact: FactFields

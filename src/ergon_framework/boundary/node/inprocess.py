@@ -27,7 +27,7 @@ from ergon_framework.errors import BoundaryError, NodeUnavailableError, StoreErr
 
 @dataclass(slots=True)
 class _Exchange:
-    """One request and its answer."""
+    """A request and its answer."""
 
     method: str
     path: str
@@ -129,7 +129,9 @@ class InProcessTransport:
         digest: bytes | None = None,
         fact_offset: int | None = None,
     ) -> InProcessStream:
-        """Begin to receive an object, from its byte ``start`` on; with a ``digest``, that one."""
+        """Begin to receive an object from its byte ``start`` on; with a ``digest``, only those
+        bytes.
+        """
         sent = {"range": f"bytes={start}-"} if start else {}
         query = f"digest={quote(spelled(digest))}" if digest else ""
         query += "" if fact_offset is None else f"&fact_offset={fact_offset}"
@@ -144,7 +146,7 @@ class InProcessTransport:
         return ObjectReceipt(bucket=bucket, key=key, digest=stream.digest, size=stream.size)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
     async def _ask(self, exchange: _Exchange) -> tuple[int, dict[str, str], bytes]:
         try:
@@ -173,7 +175,7 @@ class InProcessStream:
         return piece
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
 
 def _path(bucket: str, key: str) -> str:

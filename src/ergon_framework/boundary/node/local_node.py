@@ -68,7 +68,7 @@ CHANGE_TIME = 2.0
 LAST_GRACE = 1.0
 """Seconds that requests have to end when the interpreter ends."""
 CONNECTIONS = 32
-"""That one process has to the node of a zone, at most."""
+"""The most connections of one process to the node of a zone."""
 ANYWHERE = "127.0.0.1:0"
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class LocalNode:
 
     @property
     def address(self) -> str | None:
-        """Where it listens, as ``host:port``; None while it stands by, and once it has stopped."""
+        """The address as ``host:port``; None while the node is on standby or has stopped."""
         node = self._node
         return None if node is None else node.address
 
@@ -168,7 +168,7 @@ class LocalNode:
 
     @property
     def is_over(self) -> bool:
-        """Whether it serves no more, and will not again."""
+        """Whether the node has stopped for good."""
         return self._thread is None or not self._thread.is_alive()
 
     def used(self) -> None:
@@ -241,7 +241,7 @@ class LocalNode:
                 request.close()
 
     def _stand_by(self, begun: Future[None]) -> None:
-        """Go on without the zone, and wait for it in the background."""
+        """Let the start go on without the zone, as another process has its folder."""
         if not begun.done():
             logger.info("zone %s is in use by another process; standing by", self.name)
             begun.set_result(None)
@@ -281,7 +281,7 @@ class LocalNode:
             await _pause(stop, POLL_INTERVAL)
 
     def _leave(self) -> None:
-        """At the end of the interpreter, when threads cannot be started any more."""
+        """Called at the end of the interpreter, when no thread can be started any more."""
         node, loop = self._node, self._loop
         self._node = None
         # The thread belongs to the parent; closing its files here would take the parent's lock
@@ -358,7 +358,7 @@ class LocalTransport:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """In a process that was just forked: the node, if there is one here, is the parent's."""
+        """Called in a forked child: the node, if this process has one, is the parent's."""
         self._lock = threading.Lock()
         if self._own is not None:
             _left_behind.append(self._own)
@@ -393,7 +393,7 @@ class LocalTransport:
         return self._asked(lambda node: node.head_object(bucket, key))
 
     def close(self) -> None:
-        """Let go of the node, and of the zone if this process has it. Closing twice is fine."""
+        """Release the node, and the zone if this process has it. May be called twice."""
         with self._lock:
             self._is_closed = True
             http, self._http = self._http, None

@@ -59,7 +59,7 @@ Connect = Callable[[str, str], AsyncTransport]
 
 
 class Node:
-    """One zone's node on the running event loop, from :meth:`start` to :meth:`stop`."""
+    """The node of a zone on the running event loop, from :meth:`start` to :meth:`stop`."""
 
     def __init__(
         self,
@@ -93,13 +93,13 @@ class Node:
 
     @property
     def address(self) -> str:
-        """Where it really listens, as ``host:port``."""
+        """The address on which the node listens, as ``host:port``."""
         self._check_started()
         return _spelled(*self._server.address)
 
     @property
     def health_address(self) -> str | None:
-        """Where it really answers probes; None when that is not asked for."""
+        """The address on which the node answers probes; None if it has none."""
         self._check_started()
         return None if self._health is None else _spelled(*self._health.address)
 
@@ -157,7 +157,7 @@ class Node:
         zone.events.tell("zone.started", zone=self.name, address=self.address)
 
     async def stop(self, grace: float = SHUTDOWN_GRACE) -> None:
-        """Let what runs end, then let go of everything. Nothing happens when nothing runs."""
+        """Let running requests end, then close everything. Does nothing if no node runs."""
         if not self._is_started:
             return
         self._is_started = False
@@ -179,7 +179,7 @@ class Node:
         self.zone.events.tell("zone.stopped", zone=self.name)
 
     async def hang_up(self, grace: float = SHUTDOWN_GRACE) -> None:
-        """Let requests end and take no more: all that is left to do when the interpreter ends."""
+        """Let requests end and accept no more: all that can be done when the interpreter ends."""
         # First: a client that reads the address from now on would be refused.
         self._withdraw()
         self._application.is_ready = False
@@ -194,7 +194,7 @@ class Node:
     # ---- for other processes of this machine ----
 
     def _announce(self) -> None:
-        """Leave word in the zone's folder, where processes look that find it locked."""
+        """Write the node's address into the zone's folder, for processes that find it locked."""
         if not self.zone.folders:
             return
         host, port = self._server.address

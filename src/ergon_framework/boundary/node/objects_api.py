@@ -198,7 +198,7 @@ class ObjectPut:
         return self.finish() if upload.size == self._announced else None
 
     def finish(self) -> ObjectReceipt:
-        """Put everything on disk and give it its name."""
+        """Sync the uploaded bytes to disk and name them."""
         return self._zone.finished(*self._name, self._begun(), self._expected)
 
     def abort(self) -> None:
@@ -237,7 +237,9 @@ class ObjectRequest(OperationRequest):
     bucket: str
     key: str
     fact_offset: int | None = None
-    """Of a fact that refers to it: needed by a caller that may not use the whole bucket."""
+    """The offset of a fact that refers to the object: needed by callers that may not use the whole
+    bucket.
+    """
 
 
 @operation(CORE, PutObject)
@@ -321,7 +323,7 @@ MIN_THREAD_BYTES = 1 << 18
 CHUNK = 1 << 20
 """Bytes taken from the disk in one go."""
 _DIGITS = 18
-"""Of an offset at most: it stays below 2^63."""
+"""The most digits of an offset, which stays below 2^63."""
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 

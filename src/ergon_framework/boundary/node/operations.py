@@ -263,7 +263,9 @@ class Operation(NamedTuple):
 
 
 OPERATIONS: dict[str, Operation] = {}
-"""By path, without the leading slash. Appends and fetches are in the application itself."""
+"""The operations by path, without the leading slash. Appends and fetches are in the application
+itself.
+"""
 
 
 def operation(

@@ -99,31 +99,31 @@ class Permissions:
 
     @property
     def is_free(self) -> bool:
-        """Whether it may publish for every zone, to every zone, and use every bucket."""
+        """Whether the caller may publish for every zone, to every zone, and use every bucket."""
         return self.asserts.is_all and self.targets.is_all and self.buckets.is_all
 
     def allows_operation(self, name: str) -> bool:
-        """Whether it may call this operation at all."""
+        """Whether the caller may use this operation at all."""
         return name in self.operations
 
     def may_assert(self, zone: str) -> bool:
-        """Whether it may append facts that come from this zone."""
+        """Whether the caller may append facts that come from this zone."""
         return zone in self.asserts
 
     def may_target(self, zone: str) -> bool:
-        """Whether it may append facts that are meant for this zone."""
+        """Whether the caller may append facts for this zone."""
         return zone in self.targets
 
     def may_read(self, log: str) -> bool:
-        """Whether it may see the facts of this log."""
+        """Whether the caller may read the facts of this log."""
         return log in self.logs
 
     def may_consume(self, consumer: str) -> bool:
-        """Whether it may use a consumer of this name."""
+        """Whether the caller may use a consumer of this name."""
         return consumer in self.consumers
 
     def may_use_bucket(self, bucket: str) -> bool:
-        """Whether it may put objects into this bucket, and get every one of them."""
+        """Whether the caller may put objects into this bucket, and get all of them."""
         return bucket in self.buckets
 
 
@@ -133,7 +133,7 @@ class Policy:
 
     identities: Mapping[str, Permissions] = field(default_factory=dict)
     anonymous: Permissions | None = None
-    """For callers without a certificate, which only an insecure node accepts."""
+    """The permissions of callers without a certificate, which only an insecure node accepts."""
     others: Permissions | None = None
 
     def permit(self, identity: str) -> Permissions | None:

@@ -89,7 +89,7 @@ CHUNK = 1 << 20  # bytes of an artifact that are read at once
 
 
 class Artifacts:
-    """The artifacts of one peer."""
+    """Fetches the artifacts of one peer."""
 
     def __init__(
         self, zone: LocalZone, peer: str, transport: AsyncTransport, in_thread: Offload
@@ -105,7 +105,9 @@ class Artifacts:
         """Why the last plan had to be cut, if it was."""
 
     async def fetched(self, made: Plan, link: Link, batch: Batch, now: float) -> Plan:
-        """The plan as far as its artifacts are here: those that are not, wait or are set aside."""
+        """Fetch the artifacts of a plan; returns its facts as far as their artifacts are here. A
+        fact without its artifacts waits, or is quarantined.
+        """
         self.trouble = None
         bearing = [fact for fact in made.facts if fact.references]
         gate = asyncio.Semaphore(MAX_CONCURRENT_FETCHES)
@@ -131,10 +133,8 @@ class Artifacts:
         return made
 
     async def take_back(self, item: Quarantined) -> None:
-        """Let a fact that was set aside, and released, into the inbound log after all.
-
-        One that still cannot enter is set aside again; trouble that may pass is raised, and the
-        fact stays released.
+        """Append a released fact to the inbound log. A fact that is still refused is quarantined
+        again. An error that may pass is raised, and the fact stays released.
         """
         store = self._zone.store
         try:
@@ -149,7 +149,7 @@ class Artifacts:
         await self._in_thread(lambda: store.settle(item.id, state, reason=why or "taken in"))
 
     async def _refusal(self, item: Quarantined) -> str:
-        """Take a released fact in; why that cannot be, or nothing."""
+        """Append a released fact; returns why it is refused, or nothing."""
         store = self._zone.store
         if item.reason == "gap":
             return ""
@@ -197,7 +197,7 @@ class Artifacts:
         self._refused.pop(fact.digest, None)
 
     async def _fetch(self, wanted: Reference, offset: int | None) -> Reference:
-        """Have the artifact here; the reference under the name it has here."""
+        """Fetch an artifact; returns the reference with the name that it has here."""
         if wanted.size > self._zone.settings.limits.object_bytes:
             raise too_large(self._zone.settings.limits.object_bytes)
         here = await self._in_thread(lambda: self._adopted(wanted))
@@ -274,7 +274,7 @@ RELEASE_TIMEOUT = 1.0
 
 
 class Puller:
-    """One link. Lives on an event loop."""
+    """Pulls the facts of one peer. Lives on an event loop."""
 
     def __init__(
         self,
@@ -320,11 +320,11 @@ class Puller:
                 await self._wait_out(error)
 
     def wake(self) -> None:
-        """A sign of life of the peer, or an operator's act: do not wait any longer."""
+        """End the current wait: the peer answers again, or an operator has changed something."""
         self._signal.notify_all()
 
     def stop(self) -> None:
-        """End after what is under way; a fetch that waits is cancelled by the node."""
+        """Stop after the current step. The node cancels a fetch that waits."""
         self._is_stopping = True
         self._signal.notify_all()
 
@@ -338,7 +338,7 @@ class Puller:
             )
 
     async def turn(self) -> None:
-        """One page, or a wait while the link is sealed."""
+        """Pull one page, or wait while the link is sealed."""
         link = await self._in_thread(self._standing)
         if link.is_sealed:
             self._now_is(self.gate.sealed(), "sealed by an operator")
@@ -546,7 +546,7 @@ class Puller:
         )
 
     async def _take_back(self) -> None:
-        """Facts that were set aside on their way in, and that an operator released."""
+        """Append facts that were quarantined on their way in, and that an operator released."""
         name = f"{replication_plan.PULL}{self.peer}"
         items = await self._in_thread(lambda: self.zone.store.quarantine(name, "released"))
         for item in items:
@@ -568,7 +568,7 @@ class Puller:
         self._show(lag=lag, lag_seconds=seconds if self._is_behind else 0.0, held_by=None)
 
     async def _stand_by(self, error: ConsumerHeldError) -> None:
-        """Another node of this zone pulls: look again, until it leaves or its lease ends."""
+        """Wait while another node of this zone pulls, until it stops or its lease ends."""
         holder = str(error.details.get("holder"))
         self._is_behind = True
         # The link is in order, so the gate is told of a successful pull, although another node made
@@ -638,7 +638,7 @@ class Puller:
 
 
 def _trouble(error: BaseException) -> str:
-    """Where the trouble of a pull is: the peer does not answer, this zone's store, or neither."""
+    """The cause of a failed pull: the peer does not answer, this zone's store fails, or neither."""
     if isinstance(error, StoreError) and not isinstance(error, BoundaryError):
         return "store"
     is_away = isinstance(error, NodeUnavailableError | OSError)

@@ -138,7 +138,9 @@ def is_other_store(link: Link, batch: Batch) -> bool:
 
 
 def explained(link: Link, batch: Batch) -> int:
-    """Up to where the peer's cursor may be: our frontier, and the losses right behind it."""
+    """The highest offset that the peer's cursor may have: our frontier and the losses right behind
+    it.
+    """
     return _across(link, batch).offset
 
 
@@ -152,7 +154,7 @@ class Plan:
     """What the peer lost, in offsets of its log."""
     frontier: Frontier = field(default_factory=Frontier)
     is_cut: bool = False
-    """Something did not join on: the rest is asked for again."""
+    """Whether the page has a hole. The rest is fetched again."""
 
 
 def plan(

@@ -233,7 +233,7 @@ class Database:
         return not self._is_read_only and file.writer.maintain(self._timeout)
 
     def close(self) -> None:
-        """Let go of the file. Closing twice is fine."""
+        """Close the file. May be called twice."""
         file, self._file = self._file, None
         if file is not None:
             release(file, self._connect)

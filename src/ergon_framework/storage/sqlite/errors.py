@@ -203,7 +203,7 @@ def has_no_room(path: Path) -> bool:
 
 
 def _is_on_disk(folder: Path) -> bool:
-    """Whether it has any room at all, used or not; what the system only shows there has none."""
+    """Whether a folder is on a disk. A virtual file system of the kernel has no space at all."""
     try:
         return os.statvfs(folder).f_blocks > 0
     except OSError:

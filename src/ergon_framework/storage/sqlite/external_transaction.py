@@ -112,7 +112,9 @@ def _of_sqlite(borrowed: Borrowed, path: Path) -> sqlite3.Connection:
 
 
 def _refuse_half_begun(borrowed: Borrowed, connection: sqlite3.Connection) -> None:
-    """In a nested transaction of SQLAlchemy the driver may have no other: its end is a commit."""
+    """Refuse a nested transaction of SQLAlchemy without an outer one in the driver: its end would
+    commit.
+    """
     if borrowed.alchemy is None or not borrowed.alchemy.in_nested_transaction():
         return
     if connection.isolation_level is not None and getattr(connection, "autocommit", -1) == -1:

@@ -416,7 +416,7 @@ class GroupCommitWriter:
             checkpointing.release()
 
     def forget_threads(self) -> None:
-        """In a forked child: threads that wait for the connection are only in the parent."""
+        """Called in a forked child: threads that wait for the connection are only in the parent."""
         self.queue = CommitQueue()
         self._checkpointing = Lock()
 
@@ -514,7 +514,9 @@ class GroupCommitWriter:
             self._begin_checkpoint()
 
     def _begin(self, group: list[PendingWrite], within: float | None) -> sqlite3.Connection:
-        """Begin for the group, with its longest timeout, or ``within`` if the leader has one."""
+        """Begin the group's transaction, with its longest timeout, or ``within`` if the leader has
+        one.
+        """
         # One caller that needs its commit on disk is enough for the whole group to be synced.
         is_synced = any(pending.is_synced for pending in group)
         if within is None:
@@ -617,9 +619,8 @@ def _mark_served(group: list[PendingWrite], *, unless: bool = False) -> None:
 
 
 def _copy_of(error: Exception) -> Exception:
-    """The same error for one more caller.
-
-    Each raises an instance of its own: threads that raise one instance mix up its traceback.
+    """A copy of an error for one more caller: threads that raise the same instance mix up its
+    traceback.
     """
     if isinstance(error, StoreError):
         raised = type(error)(error.message, remedy=error.remedy, details=error.details)

@@ -27,7 +27,7 @@ ON CONFLICT (part) DO UPDATE SET version = excluded.version, applied_at = exclud
 
 
 class SqliteSchema(SchemaFiles):
-    """The same in an SQLite file."""
+    """The migrations of a part's tables in an SQLite file."""
 
     def apply(self, connection: sqlite3.Connection, path: Path) -> None:
         """Bring the part's tables up to date, in a transaction that the caller began."""

@@ -49,7 +49,7 @@ _notifiers: weakref.WeakSet[FifoNotifier] = weakref.WeakSet()
 
 
 class FifoSubscription:
-    """One subscriber, with a named pipe of its own. Any thread may call any method."""
+    """A subscriber with its own named pipe. Any thread may call any method."""
 
     def __init__(self, folder: Path, topic: str) -> None:
         self._folder = folder
@@ -62,7 +62,7 @@ class FifoSubscription:
             _subscriptions.add(self)
 
     def wait(self, seconds: float | None) -> bool:
-        """Whether it was notified, now or within the time; many notifications count as one."""
+        """Wait for a notification; returns whether one came. Many notifications count as one."""
         with self._lock:
             if self._is_closed:
                 return False
@@ -112,7 +112,9 @@ class FifoSubscription:
         return self._path is None and self._topic == topic and self._folder == folder
 
     def leave_to_parent(self) -> None:
-        """In a forked child: let go, so that the pipe has no reader once the parent is gone."""
+        """Called in a forked child: close the pipe, so that it has no reader once the parent is
+        gone.
+        """
         self._lock = threading.RLock()
         self._waiters = 0
         self._is_closed = True
@@ -175,7 +177,7 @@ class FifoNotifier:
             self._close_writers()
 
     def renew_lock(self) -> None:
-        """In a forked child: the lock may be held by a thread that only the parent has."""
+        """Called in a forked child: a thread of the parent may hold the lock."""
         self._lock = threading.Lock()
 
     def _new_writers(self, topic: str) -> FifoWriters:
@@ -221,7 +223,9 @@ def _make_pipe(folder: Path, topic: str) -> tuple[Path | None, int, int]:
 
 
 def _no_descriptors(folder: Path, error: OSError) -> StoreUnavailableError:
-    """There are no descriptors; that passes, and says nothing about the folder."""
+    """The error for a process without free descriptors: it may pass, and says nothing about the
+    folder.
+    """
     return StoreUnavailableError(
         f"no notifier can be opened in {folder}: {error.strerror}",
         remedy="let this process have more open files (ulimit -n), or wait for less at once",
