@@ -966,7 +966,8 @@ def site_folders() -> set[str]:
 
 def _caller(made: App) -> tuple[dict[str, Any], str]:
     """The globals of who makes the App, and the function; empty where it is none of the user's."""
-    # 0 is this function, 1 App.__init__, 2 what tells how it is used, 3 whoever made the App.
+    # Frame 0 is this function, 1 App.__init__, 2 the wrapper that explains wrong arguments, 3 the
+    # code that makes the App.
     frame = sys._getframe(3)  # noqa: SLF001 - inspect does the same, after reading source files
     while _initializes(frame, made) and frame.f_back is not None:
         frame = frame.f_back  # a subclass may be in a package that many scripts share

@@ -23,7 +23,7 @@ from ergon_framework.storage.urls import SQLITE, file_of, given_options, store_o
 logger = logging.getLogger("ergon.app")
 
 MAX_COUNTED = 1000
-"""Jobs that are looked at; more than that is said to be more."""
+"""The most jobs that are counted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def _for_boundary(name: str, options: Mapping[str, Any], settings: Settings) -> 
 
 
 def _node_of(name: str, wanted: Any, settings: Settings) -> dict[str, Any]:
-    """Where the named zone listens, or the only one there is."""
+    """The address of the named zone, or of the only one."""
     from ergon_framework.app.node import zone_address
     from ergon_framework.app.zones import zones_of
 

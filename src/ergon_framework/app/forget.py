@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ergon.jobs")
 
 MAX_LETTERS = 100_000
-"""Dead letters of one store that are looked at, the newest."""
+"""The most dead letters that are read in one store, the newest."""
 LOCK_TRIES, LOCK_WAIT = 600, 0.1
 """How often the lock of an archive is asked for, and seconds in between."""
 MAX_NAMED = 5

@@ -64,7 +64,7 @@ class JobSetup:
 
     @property
     def source(self) -> str:
-        """Whose schedules are those of these settings: the application's, or the file's."""
+        """The owner of the schedules of these settings: the application, or the file."""
         file = "settings" if self.file is None else str(self.file.resolve())
         return self.jobs.application or file
 

@@ -66,7 +66,7 @@ def journal_of(settings: Settings) -> SqliteJournal | None:
 
 
 def writer_of(settings: Settings) -> JournalWriter | None:
-    """Writes the journal in the background; None when there is to be none."""
+    """A writer of the journal in the background; None if there is no journal."""
     from ergon_framework.telemetry.journal import JournalWriter
 
     path = journal_path(settings)

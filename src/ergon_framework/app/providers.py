@@ -358,7 +358,7 @@ def provider_factory(name: str, settings: Settings) -> Factory:
         raise WiringError(f"{label}: it is no provider", remedy="derive it from ProviderBase")
     section = _section(settings)
     common = {} if section is None else section.arguments()
-    # What the table of one provider says goes before what is said for all.
+    # Settings of one provider win over those for all providers.
     given = {name: common[name] for name in common.keys() - entry.options.keys()}
     given |= entry.arguments()
     url = store_url(settings, entry.store, getattr(section, "store", None))

@@ -426,7 +426,7 @@ def _check_is_task(task: object, reference: str) -> None:
 
 
 def refuse_ambiguous_names(settings: Settings) -> None:
-    """Two names that one environment variable would mean are one name too many."""
+    """Refuse two names that one environment variable would mean."""
     seen: dict[str, str] = {}
     for name in settings.tasks:
         other = seen.setdefault(name.lower().replace("-", "_"), name)

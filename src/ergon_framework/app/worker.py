@@ -47,7 +47,7 @@ def waited_for(url: str) -> FullJobStore | None:
             else:
                 if not stopped.is_set():
                     return found
-                # The signal was heard here, and nobody else will be told of it.
+                # This listener has consumed the signal, so the worker would not see it.
                 found.close()
                 say("stopped while the store was opened")
                 return None

@@ -260,7 +260,7 @@ class AppendTarget(Protocol):
         """Refuse a fact whose artifacts are not where they should be."""
 
     def append_all(self, validated: Sequence[ValidatedFact | BoundaryError]) -> list[AppendAnswer]:
-        """Append in order in one commit; each has an answer of its own."""
+        """Append facts in order in one commit, each with its own answer."""
 
     def failed(self, error: StoreError, *, is_append: bool = False) -> BoundaryError:
         """The answer to a producer when the store has failed."""

@@ -160,7 +160,7 @@ def open_stores(
     """Open a zone's stores, or create them; the caller has locked their folders, if need be."""
     check_stores(settings)
     place = object_place(settings)
-    # Whose a folder of objects is, is asked behind the facts: these say it better.
+    # The owner of a folder of objects is checked after the facts, whose error is clearer.
     owner = None if read_only or is_folder(place) else zone
     with ExitStack() as opened:
         # Facts without artifacts need no bucket.

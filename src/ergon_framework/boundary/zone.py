@@ -204,8 +204,8 @@ class LocalZone:
             store, objects = open_stores(name, settings, clock=clock)
             held.callback(objects.close)
             held.callback(store.close)
-            # After the store, whose highest offsets it compares with those that were acknowledged:
-            # a store restored from a backup shows here.
+            # After the store is open: the anchor compares its highest offsets with those that were
+            # acknowledged, which shows a store restored from a backup.
             anchor = _anchored(store, folders_of(settings))
             if anchor is not None:
                 held.callback(anchor.close)
@@ -294,7 +294,7 @@ class LocalZone:
     def append_all(
         self, validated: Sequence[ValidatedFact | BoundaryError]
     ) -> list[Receipt | BoundaryError]:
-        """Append in order in one commit; each has an answer of its own."""
+        """Append facts in order in one commit, each with its own answer."""
         began = time.perf_counter()
         good = [each for each in validated if isinstance(each, ValidatedFact)]
         try:

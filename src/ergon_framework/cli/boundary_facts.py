@@ -376,7 +376,7 @@ def show_page(page: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _lost(gap: dict[str, Any]) -> str:
-    """Which offsets; a loss of a peer has one here, and others there."""
+    """The offsets of a loss. A loss of a peer has one offset here, and others there."""
     if "source_first_offset" in gap:
         there = f"{gap['source_first_offset']} to {gap['source_last_offset']}"
         return f"{gap['first_offset']}, at the peer {there}"

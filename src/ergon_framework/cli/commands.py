@@ -63,7 +63,7 @@ def common(
 
 
 def run_command(arguments: Sequence[str], *, is_process: bool = False) -> int:
-    """Run one command; an error of it is printed in one line and becomes an exit code."""
+    """Run one command. Its error is printed on one line and becomes an exit code."""
     given = list(arguments) or ["--help"]
     ours = given.index("--") if "--" in given else len(given)  # what follows is somebody else's
     # By hand, because it may stand anywhere: Click takes options of the program only before the

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ergon_framework.ports.jobstore import Search
 
 MAX_NAMED = 3
-"""Jobs that were left alone and are looked at to say why."""
+"""The most jobs left alone for which the reason is read."""
 
 app = typer.Typer(help="Look at dead-lettered jobs and provider calls, send them back or delete.")
 

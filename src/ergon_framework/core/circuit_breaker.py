@@ -312,7 +312,7 @@ class Breaker:
         return Breaker(CircuitState.HALF_OPEN, self.failures, generation=self.generation + 1)
 
     def live_probes(self, rule: BreakerRule, now: float) -> tuple[ProbeLease, ...]:
-        """The places that are taken, without those whose lease has run out."""
+        """The probes that hold a place, without those whose lease has ended."""
         latest = now + rule.probe_lease  # … and no lease grows when the clock is set back
         return tuple(
             probe if probe.expires_at <= latest else ProbeLease(probe.token, latest)

@@ -66,7 +66,7 @@ class DrainMachine:
         return 1 if is_single else most
 
     def split(self, count: int) -> None:
-        """A batch was refused as a whole: send its facts one by one."""
+        """Note that a batch was refused as a whole: its facts are sent one by one."""
         self._singles = count
 
     def recovered(self) -> None:

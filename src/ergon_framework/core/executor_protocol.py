@@ -475,7 +475,7 @@ def encode_progress(job_id: str, fraction: float | None, message: str) -> bytes:
 
 
 def reported_progress(line: bytes) -> ProgressReport | None:
-    """What a line of the progress descriptor says; None: it says something else."""
+    """The report of a line of the progress descriptor; None if the line holds something else."""
     try:
         report = _REPORTS.decode(line).progress
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -77,7 +77,7 @@ WAIT = Wait()
 
 
 class Loop:
-    """Where one call stands. Mutable; drivers guard it with their own lock."""
+    """The state of one call. Mutable; drivers guard it with their own lock."""
 
     __slots__ = (
         "_whole_batch",

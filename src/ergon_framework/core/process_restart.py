@@ -122,6 +122,6 @@ def after_exit(
         return Finished()
     recent = sum(1 for at in deaths if now - at < rule.window)
     retry = RetryRule(rule.limit + 1, rule.backoff, frozenset({Kind.LOST}))
-    # 0.5 is the middle of a jitter: one supervisor decides here, and nobody decides beside it.
+    # 0.5 is the middle of the jitter: only one supervisor decides, so nothing has to be spread.
     verdict = judge(retry, recent, now, _REFUSED if is_refused else _DIED, now, 0.5)
     return Restart(verdict.delay) if isinstance(verdict, RetryAfter) else StopAll(is_refused)

@@ -103,7 +103,7 @@ class QuotaUsage(NamedTuple):
         return max(0, self.limit - self.used)
 
     def reserve(self, units: int) -> QuotaUsage | None:
-        """The account after ``units`` were taken, or None when there are not so many left."""
+        """The usage after ``units`` were taken, or None if fewer are left."""
         window, limit, used = self
         if units > limit - used:
             return None

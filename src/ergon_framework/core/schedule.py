@@ -48,7 +48,7 @@ class Due:
 
 
 def until(instants: Instants, end: float | None) -> Instants:
-    """The same fires without those after ``end``, if there is one."""
+    """The fires up to ``end``, if there is one."""
     return instants if end is None else lambda after: _until(instants(after), end)
 
 

@@ -107,7 +107,7 @@ def _escaped(char: str) -> str:
 
 
 def first_names(names: Sequence[str], most: int = 5) -> str:
-    """The first few of many names, and how many there are beside them."""
+    """The first few of many names, and how many more there are."""
     more = len(names) - most
     shown = ", ".join(names[:most])
     return f"{shown} and {more} more" if more > 0 else shown or "none"

@@ -161,7 +161,7 @@ def name_of(error: BaseException) -> str:
 
 
 def _own_name(error: BaseException) -> str:
-    """The name of the class of ours that an error is one of."""
+    """The name of our class that an error is an instance of."""
     ours = (each for each in type(error).__mro__ if each.__module__.startswith("ergon_framework."))
     return next(ours, type(error)).__name__
 

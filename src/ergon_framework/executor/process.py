@@ -176,7 +176,9 @@ def _hear_control(descriptor: int, cancel: Callable[[str], None]) -> None:
 
 
 def _hear_signals(stop: Callable[[], None], *, is_by_hand: bool) -> None:
-    """SIGTERM ends well, a second one at once. SIGINT is meant for the parent, if there is one."""
+    """Install signal handlers: SIGTERM ends gracefully, a second one at once. SIGINT is left to the
+    parent, if there is one.
+    """
     count = 0
 
     def terminate(_number: int, _frame: FrameType | None) -> None:

@@ -494,7 +494,7 @@ class ObjectIndex(Protocol):
         """Mark names (bucket and key) as referenced, also those that stand for nothing yet."""
 
     def object_totals(self) -> tuple[int, int]:
-        """How many names there are, and how many bytes they stand for."""
+        """The number of names, and of the bytes that they stand for."""
 
     def is_bound(self, digest: bytes) -> bool:
         """Whether any name stands for these bytes."""
@@ -553,7 +553,7 @@ class BeforeWait(Protocol):
 
 
 class FactStore(FactLog, ConsumerStore, ObjectIndex, LinkStore, Protocol):
-    """All of it, in one place, so that one commit can span it."""
+    """A store of facts, consumers, objects and links, so that one commit can span them."""
 
     @property
     def acknowledgement(self) -> str:

@@ -282,13 +282,13 @@ class LifespanHooks(NamedTuple):
         return self.lifespan.name
 
     def not_opened(self) -> LifespanTimeoutError:
-        """The error of one that has not come to its yield in time."""
+        """The error of a lifespan that did not yield in time."""
         seconds = self.lifespan.startup_timeout or 0.0
         what = f"did not come to its yield within {seconds:g} s"
         return self._too_slow(what, "startup_timeout", seconds)
 
     def not_closed(self) -> LifespanTimeoutError:
-        """The error of one that has not come to its end in time."""
+        """The error of a lifespan that did not end in time."""
         seconds = self.lifespan.shutdown_timeout or 0.0
         what = f"did not end within {seconds:g} s after its yield"
         return self._too_slow(what, "shutdown_timeout", seconds)

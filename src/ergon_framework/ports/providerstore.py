@@ -532,7 +532,7 @@ class ProviderInspector(Protocol):
     def lanes_of(
         self, provider_name: str, capability: str, now: float, limit: int
     ) -> list[LaneNow]:
-        """The lanes of a capability; those whose circuit is not closed first."""
+        """The lanes of a capability. Those whose circuit is not closed come first."""
 
     def latest_attempts(
         self, provider_name: str, capability: str, since: float, limit: int

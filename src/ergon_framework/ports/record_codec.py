@@ -27,7 +27,7 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 import msgspec
 
 HEX = frozenset({"chain", "digest", "key"})
-"""Fields whose bytes are no text, whatever they happen to be."""
+"""Fields of bytes that are written as hexadecimal digits, even if they look like text."""
 
 T = TypeVar("T")
 Reader = Callable[[Any], Any]

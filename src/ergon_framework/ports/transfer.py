@@ -854,7 +854,7 @@ class Fence(msgspec.Struct, frozen=True):
     """What the run read in the store when it began, or wrote there last; None: nothing."""
 
     def check(self, found: bytes | None) -> None:
-        """Refuse to write beside another state than this one, with ``OvertakenMoveError``."""
+        """Raise ``OvertakenMoveError`` unless the store's state is the one of this fence."""
         if found != self.state:
             raise overtaken()
 

@@ -226,7 +226,7 @@ class CircuitBreaker:
 
 
 def circuit_open(seconds: float) -> ProviderCircuitOpenError:
-    """The error of a refusal, which says when to come back."""
+    """The error of a refused call, which says when to try again."""
     return ProviderCircuitOpenError(
         f"the circuit is open for another {seconds:.1f} seconds; the provider was not called",
         retry_after_seconds=seconds,

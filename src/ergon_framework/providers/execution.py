@@ -146,7 +146,7 @@ class ProviderExecutionResult:
     quota: QuotaSnapshot | None = None
     attempt_log: tuple[ProviderAttempt, ...] = ()
     dead_letter: DeadLetter | None = None
-    """The letter that was recorded for it, when its task asked for one."""
+    """The dead letter of the call, if its task asked for one."""
     is_outcome_unknown_before: bool = False
     """An earlier delivery of the same call ended without reporting an outcome, and may have made
     the call.

@@ -584,7 +584,7 @@ class Provider:
         )
 
     def _arguments(self) -> dict[str, Any]:
-        """The arguments of ``ProviderBase``: those given here, then those of the settings."""
+        """The arguments of ``ProviderBase``: those given in code, then those of the settings."""
         from ergon_framework.providers.quota import QuotaPolicy
         from ergon_framework.providers.retry import RetryPolicy
 

@@ -53,7 +53,7 @@ _PROBLEMS = {"missing": "missing", "uuid_parsing": "not a uuid"}
 
 
 class _SummaryRoute(APIRoute):
-    """Answers wrong input in our shape, whatever the host does elsewhere."""
+    """Answers invalid input with our error document, whatever the host's other routes do."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

@@ -269,7 +269,7 @@ class ProviderDeadLetter(Base):
 
 
 class ProviderMetricRollup(Base):
-    """What one minute of a lane came to; minutes and processes add up."""
+    """The roll-up of one minute of a lane. Those of minutes and processes add up."""
 
     __tablename__ = "provider_metric_rollups"
     __table_args__ = (

@@ -33,7 +33,7 @@ _LEASE_NAME = "retention of provider records"
 
 
 class Retention:
-    """Deletes what is old in one store. It belongs to one thread."""
+    """Deletes old rows of one store. It belongs to one thread."""
 
     def __init__(self, store: ProviderStore, clock: Callable[[], float]) -> None:
         self.keep: float | None = DEFAULT_RETENTION

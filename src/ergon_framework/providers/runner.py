@@ -615,7 +615,7 @@ class ProviderTaskRunner:
                 self.options,
                 self._inputs(run.call),
             )
-            # Only where this delivery would say that the call failed: a success is a fact, whoever
+            # Checked only if this delivery would report a failure: a success is a fact, whoever
             # holds the key by now.
             if verdict.end in {TaskEnd.DEAD, TaskEnd.FAILED} and self._is_overtaken(run):
                 return None

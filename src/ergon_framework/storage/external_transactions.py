@@ -65,7 +65,9 @@ def borrow(given: Any) -> Borrowed:
 
 
 def _of_django(given: Any) -> Borrowed | None:
-    """``django.db.connection`` stands for another one in each thread, and is of no class."""
+    """Borrow from ``django.db.connection``, a proxy for each thread's connection, which no class
+    check finds.
+    """
     if "django.db" not in sys.modules or not hasattr(given, "in_atomic_block"):
         return None
     given.ensure_connection()

@@ -215,7 +215,7 @@ class Folder:
             _refuse_foreign(found, folder, path)
             if self.is_ours:
                 _refuse_planted(found, folder, path)
-            # Only the owner may change the mode; somebody else's pipe has been accepted as it is.
+            # Only the owner may change the mode. A pipe of another user was accepted as it is.
             if found.st_uid == os.geteuid():
                 _settle(fd, found, _file_mode(found, folder))
         except BaseException:

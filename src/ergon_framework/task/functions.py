@@ -99,7 +99,7 @@ class FunctionConsumer(Generic[P, T]):
 
     @functools.cached_property
     def policy(self) -> ConsumerPolicy:
-        """The policy that its options stand for, checked when it is asked for."""
+        """The policy of the task's options, checked when it is first read."""
         named = self.source if is_name(self.source) else None
         return read_options(self.name, self._options, named, self._find_policy)[0]
 

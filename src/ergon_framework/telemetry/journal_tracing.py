@@ -82,7 +82,7 @@ def _span_processor(followed: JournalTracerProvider) -> Any:
         """Keeps what belongs to the trace of a unit; a loop's own trace is left to the SDK."""
 
         def on_end(self, span: ReadableSpan) -> None:
-            """Hand it over, if it is one of ours."""
+            """Record the span, if it is one of ours."""
             scope, context = span.instrumentation_scope, span.get_span_context()
             if scope is None or scope.name != SCOPE or context is None:
                 return
@@ -199,7 +199,7 @@ class JournalSpan(Span):
             self._attributes[key] = value
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Note several things."""
+        """Set several attributes."""
         for key, value in attributes.items():
             self.set_attribute(key, value)
 

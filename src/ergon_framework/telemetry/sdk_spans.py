@@ -312,7 +312,7 @@ class SdkSpanWriter:
 
 
 def can_be_lean(tracer: object) -> TypeGuard[Tracer]:
-    """Whether lean spans of this tracer would come out as its own do."""
+    """Whether lean spans of this tracer are exported exactly like its own spans."""
     if type(tracer) is not Tracer:
         return False  # a subclass or a wrapper may do more than we know of
     limits = tracer._span_limits

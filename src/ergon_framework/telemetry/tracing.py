@@ -72,7 +72,7 @@ _IS_NAMED = OTEL_PYTHON_TRACER_PROVIDER in os.environ  # then the API loads it a
 
 
 class JournalProvider(Protocol):
-    """A provider of our own that goes beside another one when there is one."""
+    """A provider of our own, which records spans also beside another provider."""
 
     def get_tracer(self, instrumenting_module_name: str) -> trace.Tracer:
         """A tracer, as in the API of OpenTelemetry."""
@@ -126,7 +126,7 @@ def tracer() -> trace.Tracer | None:
 
 
 def is_traced() -> bool:
-    """Whether there can be spans; every provider call asks."""
+    """Whether spans can be recorded. Every provider call checks it."""
     return _journal_provider is not None or may_have_sdk()
 
 

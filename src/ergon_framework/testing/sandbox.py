@@ -336,7 +336,7 @@ class KeptJobStore(MemoryJobStore):
     """A store in memory that outlives the clients that close it."""
 
     is_drained_by_hand = True
-    """Nobody runs jobs while somebody waits for one: who waits is told so at once."""
+    """Jobs run only in ``drain`` and ``advance``, so waiting for a result raises at once."""
 
     def add_in(self, _connection: Any, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """Store jobs of a transaction of the caller's, at once: this store takes part in none."""

@@ -53,7 +53,7 @@ _REMEDY = "see that the server runs and can be reached, or allow more: --timeout
 
 
 def within(check: str, look: Callable[[], Finding], timeout: float) -> Finding:
-    """What a look at one thing finds, or that it took too long."""
+    """Run a check within ``timeout``; the finding says if it took too long."""
     return all_within(check, lambda: [look()], timeout)[0]
 
 

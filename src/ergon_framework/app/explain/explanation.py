@@ -41,7 +41,7 @@ _VERBS = {
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """Where one unit stands, and sentences that say why."""
+    """The status of one unit, and sentences that say why."""
 
     kind: str
     id: str
@@ -50,7 +50,7 @@ class Explanation(msgspec.Struct, frozen=True):
     as_of: str | None = None
     """When the explanation was true, if it may have changed since."""
     tenant: str | None = None
-    """Whose it is, where each tenant has ids of its own."""
+    """The tenant of the unit, where each tenant has ids of its own."""
 
     @property
     def standing(self) -> str:
@@ -62,7 +62,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
     @property
     def lead(self) -> str:
-        """The first sentence: what it is, which one, and how it stands."""
+        """The first sentence: kind, id and status."""
         whose = "" if self.tenant is None else f" of tenant {self.tenant}"
         return f"{self.kind.capitalize()} {self.id}{whose} {self.standing}."
 
@@ -130,7 +130,7 @@ def _said(entry: JournalEntry) -> str:
 
 
 def field_text(fields: Mapping[str, Any]) -> str:
-    """Fields as a person reads them: what says nothing is left out."""
+    """Fields as text for people, without empty ones."""
     parts = [text for name, value in fields.items() if (text := _field(name, value))]
     return "; ".join(parts)
 

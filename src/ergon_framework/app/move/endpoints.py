@@ -69,7 +69,7 @@ _TABLES = {"ergon_jobs": "jobs", "provider_dead_letters": "provider calls"}
 
 
 def zones_at(place: StoreLocation) -> list[str]:
-    """Whose facts a place keeps, as far as it can tell."""
+    """The zones whose facts a place holds, as far as that is known."""
     if place.file is None:
         return zones_there(place.url) if place.is_database else []
     zone = place.zone()

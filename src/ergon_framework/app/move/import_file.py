@@ -191,7 +191,7 @@ class _CutOffFile:
         self.load, self.discard = file.load, file.discard
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
-        """The records of a kind; pages are asked for one after the other."""
+        """The records of a kind. Pages are read in order."""
         if not issubclass(kind, FactIdRecord):
             return self._file.dump(kind, after, limit)
         if after is None:

@@ -167,7 +167,7 @@ class RecordWriter:
         write(_encode(header) + b"\n")
 
     def record(self, copy: TransferRecord) -> int:
-        """Write one record; how many of its kind there were so far."""
+        """Write one record; returns how many of its kind were written so far."""
         self._put(line_of(copy))
         self.records += 1
         return self._sums[copy.kind].add(copy)

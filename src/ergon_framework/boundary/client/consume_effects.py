@@ -136,7 +136,7 @@ class ConsumerSession:
         return next((each for each in facts if each.offset == delivery.offset), delivery)
 
     def create(self) -> ClientEffects[None]:
-        """Create the consumer; one that is there already and fits is fine."""
+        """Create the consumer, unless there is one with the same settings."""
         fields = {
             "consumer_name": self.name,
             "log": self.log,
@@ -147,7 +147,7 @@ class ConsumerSession:
         yield from self._call(ADMIN + "CreateConsumer", _encoded(fields))
 
     def confirm(self, offset: int) -> ClientEffects[int]:
-        """Everything at or below is handled; the cursor then."""
+        """Confirm all facts up to ``offset``; returns the cursor."""
         self.standing.check()
         answer = yield from self._call(BOUNDARY + "ConfirmReceipt", self._body({"offset": offset}))
         self.standing.renewed_at = yield Now()

@@ -53,7 +53,7 @@ class ProducerOptions(TlsOptions, total=False):
     retry: RetryRule
     """The retry rule, in place of the specification's schedule."""
     deadline: float | None
-    """Seconds for all attempts of one call together; then ``timeout`` bounds one attempt."""
+    """Seconds for all attempts of one call together, while ``timeout`` bounds each attempt."""
     strict_ids: bool
     """Refuse ids that look random, like a time or like a counter, instead of warning."""
     jitter: Literal["none", "full"]

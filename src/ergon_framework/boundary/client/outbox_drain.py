@@ -246,7 +246,7 @@ class Drain:
         )
 
     def script(self) -> DrainSteps[DrainReport]:
-        """Send until there is nothing left, until stopped, or for ever."""
+        """Send until the outbox is empty, until stopped, or without end."""
         # First what a killed process left behind: copies of files whose fact was never added.
         yield SpoolWork(self._spool.sweep)
         yield SpoolWork(self._spool.forget_outlived)

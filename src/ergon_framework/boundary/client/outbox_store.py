@@ -179,7 +179,7 @@ class OutboxFiles:
             return False
 
     def drop(self, files: Collection[OutboxFile]) -> None:
-        """Remove copies whose fact has gone; one that cannot be is swept later."""
+        """Remove copies of files whose fact is gone. Those that stay are swept later."""
         for file in files:
             if file.is_copy:
                 with contextlib.suppress(OSError):
@@ -465,7 +465,7 @@ class OutboxStore:
         return DrainLock(self.path.with_name(f"{self.path.name}-drain"))
 
     def sweep(self) -> int:
-        """Remove copies of files whose fact never came to be; how many."""
+        """Remove copies of files whose fact was never committed; returns how many."""
         rows = self._read(lambda cursor: cursor.execute(_SQL["all_files"]).fetchall())
         lists = [_files_of(files) for [files] in rows]
         if not all(lists):  # one list cannot be read: it may refer to any file

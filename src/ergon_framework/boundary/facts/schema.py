@@ -151,7 +151,7 @@ def shaped(pattern: re.Pattern[str], longest: int, remedy: str) -> ValueCheck:
 
 
 def optional_text(field: str, value: Any, problems: Problems) -> Any:
-    """Text that may be left out; without a character it is left out."""
+    """Optional text. An empty one counts as left out."""
     if value == "":
         return None
     _is_text(field, value, MAX_NOTE, problems)

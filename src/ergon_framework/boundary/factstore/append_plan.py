@@ -84,7 +84,7 @@ class Placement(Protocol[L]):
 
 
 class AppendPlanner(Generic[L]):
-    """Decides fact by fact what becomes of it, within one transaction."""
+    """Decides for each fact, within one transaction: new, duplicate, conflict or refused."""
 
     __slots__ = ("_placement",)
 

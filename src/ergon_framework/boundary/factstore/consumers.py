@@ -175,7 +175,7 @@ def no_object(bucket: str, key: str) -> BoundaryNotFoundError:
 
 
 def conflicting(peer: str, log: str, fact: NewFact, now: float) -> Quarantined:
-    """The item for a fact whose id stands for other content here."""
+    """The quarantined item of a fact whose id has other content here."""
     return Quarantined(
         id=0,
         consumer=f"pull:{peer}",

@@ -212,7 +212,7 @@ ChainEntry: TypeAlias = NewFact | Gap
 
 
 def in_order(facts: Sequence[NewFact], gaps: Sequence[Gap]) -> list[ChainEntry]:
-    """Facts with the losses before those that come after them at the peer."""
+    """Facts and losses in the order of the peer's log."""
     entries: list[ChainEntry] = []
     waiting = deque(gaps)
     for fact in facts:
@@ -223,7 +223,7 @@ def in_order(facts: Sequence[NewFact], gaps: Sequence[Gap]) -> list[ChainEntry]:
 
 
 def marker(gap: Gap) -> NewFact:
-    """What takes the offset of a loss; the same loss has the same marker."""
+    """The entry at the offset of a loss. The same loss always has the same marker."""
     about = json.dumps([gap.first, gap.last, gap.reason, gap.at])
     digest = hashlib.sha256(about.encode()).digest()
     return NewFact(NOBODY, digest.hex(), NOBODY, digest, b"", b"", source_offset=gap.first)

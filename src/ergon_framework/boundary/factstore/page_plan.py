@@ -144,7 +144,7 @@ def sealed(link: Link, reason: str, now: float) -> Link:
 
 
 def opened(link: Link, now: float) -> Link:
-    """The link, open; one that was not sealed stays as it is."""
+    """The link after it was opened, unchanged if it was not sealed."""
     return replace(link, is_sealed=False, reason="", at=now) if link.is_sealed else link
 
 

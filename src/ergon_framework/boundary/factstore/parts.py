@@ -103,7 +103,7 @@ class FactStoreOfParts:
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[AppendOutcome]:
-        """Append in order in one commit, each with an outcome of its own."""
+        """Append facts in order in one commit, each with its own outcome."""
         return self.log.append(log, facts, capacity=capacity)
 
     def append_soon(

@@ -33,7 +33,7 @@ def references_of(fact: StoredFact) -> tuple[Reference, ...]:
 
 
 def stored_facts(store: FactStore, log: str, after: int = 0) -> Iterator[list[StoredFact]]:
-    """The facts of a log as it is now, page by page; those that cannot be read are left out."""
+    """The facts of a log page by page, without those that cannot be read."""
     head = next((each.head for each in store.logs() if each.name == log), 0)
     while after < head:
         try:

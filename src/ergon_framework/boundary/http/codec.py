@@ -309,7 +309,7 @@ def _document(body: bytes) -> dict[str, Any] | None:
 
 
 def _seconds(text: str | None) -> float | None:
-    """A ``Retry-After`` in seconds; one that is a date is left aside."""
+    """The seconds of a ``Retry-After``. A date is ignored."""
     return float(text) if text and text.isascii() and text.isdigit() and len(text) < 9 else None
 
 
@@ -364,9 +364,8 @@ def object_of_headers(bucket: str, key: str, headers: Mapping[str, str]) -> Obje
 def object_begun(
     reader: ResponseReader, bucket: str, key: str, start: int
 ) -> tuple[ObjectReceipt, int]:
-    """What is about to come, and how many bytes of it come before ``start``.
-
-    A server that knows no ranges sends everything.
+    """The size of the object that follows, and how many of its bytes come before ``start``: a
+    server without ranges sends the whole object.
     """
     if reader.status not in {200, 206}:
         raise error_of_answer(reader.status, reader.headers, reader.body())

@@ -135,7 +135,7 @@ class ServerState:
         self.names: frozenset[str] | None = None
         """Under which names, besides those of loopback, it may be asked; None: under any."""
         self.crowds_out = False
-        """Whether a connection that asks nothing makes room for a new one."""
+        """Whether an idle connection is closed to make room for a new one."""
         self.held_bytes = 0
         """Bytes of all request bodies in memory."""
         self.heads = HeadCache()
@@ -150,7 +150,9 @@ class ServerState:
     def spawn(
         self, work: Coroutine[Any, Any, None], inner: Coroutine[Any, Any, None] | None = None
     ) -> None:
-        """Run a coroutine beside the connections; ``inner`` is one that it would await."""
+        """Run a coroutine as a task of the server. ``inner``, which it awaits, is closed at the
+        end, as the task may be cancelled before it begins.
+        """
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -64,7 +64,7 @@ LOOKS = 50
 POLL_INTERVAL = 0.1
 """Seconds between two looks of a guest, and of a node that waits for a folder."""
 CHANGE_TIME = 2.0
-"""Seconds within which a folder usually goes from one process to the next."""
+"""Seconds within which a folder usually passes from one process to the next."""
 LAST_GRACE = 1.0
 """Seconds that requests have to end when the interpreter ends."""
 CONNECTIONS = 32

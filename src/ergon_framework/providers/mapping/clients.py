@@ -93,7 +93,7 @@ def reason_of_status(status: int) -> Reason:
 
 
 def by_status(status: int, headers: object, now: Callable[[], float]) -> ErrorFinding:
-    """What an answer of the provider says, with the pause it asks for."""
+    """Reads the status of a provider's response, with the pause that it asks for."""
     reason = reason_of_status(status)
     if status == 403 and _is_throttle(headers):
         reason = Reason.RATE_LIMITED
@@ -231,7 +231,7 @@ def by_psycopg(error: Exception, _now: Callable[[], float]) -> ErrorFinding | No
 
 
 def by_sqlite(error: Exception, _now: Callable[[], float]) -> ErrorFinding | None:
-    """SQLite: its code, where the extended ones begin with the plain one."""
+    """Reads an SQLite error by its code. Extended codes include the plain one."""
     name = attribute(error, "sqlite_errorname")
     if isinstance(name, str):
         plain = "_".join(name.split("_")[:2])
@@ -241,7 +241,9 @@ def by_sqlite(error: Exception, _now: Callable[[], float]) -> ErrorFinding | Non
 
 
 def by_sqlalchemy(error: Exception, _now: Callable[[], float]) -> ErrorFinding | None:
-    """A driver's error that says nothing by itself, in SQLAlchemy's wrapping."""
+    """Reads a driver's error by the SQLAlchemy exception around it, if the driver's own says
+    nothing.
+    """
     if attribute(error, "connection_invalidated") is True:
         return BROKEN
     code = attribute(attribute(error, "orig"), "sqlstate")

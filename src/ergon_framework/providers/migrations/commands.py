@@ -23,7 +23,7 @@ _LOCK_ID = 0x4572676F  # of one migration at a time, among all users of a Postgr
 
 
 def current(connection: Connection) -> str | None:
-    """The revision of the tables that are there; None when there are none."""
+    """The revision of the tables; None without tables."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     revision: str | None = connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}"))  # noqa: S608 - our own name

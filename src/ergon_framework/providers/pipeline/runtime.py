@@ -69,7 +69,7 @@ class RowIds:
         self._numbers = itertools.count(1)
 
     def next_id(self) -> str:
-        """The next one."""
+        """The next id."""
         return f"{self._prefix}{next(self._numbers):012x}"
 
 

@@ -142,7 +142,7 @@ class SqlProviderInspector:
     def lanes_of(
         self, provider_name: str, capability: str, now: float, limit: int
     ) -> list[LaneNow]:
-        """The lanes of a capability; those whose circuit is not closed first."""
+        """The lanes of a capability. Those whose circuit is not closed come first."""
         moment = datetime.fromtimestamp(now, UTC)
         names = LaneNow._fields[: LaneNow._fields.index("quota_used")]
         quota = (_quota.used_count, _quota.limit_count, _quota.window_start, _quota.window_end)

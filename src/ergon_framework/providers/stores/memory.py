@@ -175,7 +175,7 @@ class MemoryAttempts:
 
 
 def prune_rollups(lanes: Iterable[MemoryLane], before: float, limit: int) -> int:
-    """Drop so many minutes that are older."""
+    """Drop up to ``limit`` minutes older than ``before``."""
     count = 0
     for lane in lanes:
         count += lane.hour.forget(before, limit - count)
@@ -183,7 +183,7 @@ def prune_rollups(lanes: Iterable[MemoryLane], before: float, limit: int) -> int
 
 
 SETTLED = frozenset({LetterStatus.PUBLISHED, LetterStatus.REDRIVEN, LetterStatus.DISCARDED})
-"""Letters that wait for nothing."""
+"""The states of settled letters."""
 
 
 class MemoryKeys:
@@ -237,7 +237,7 @@ class MemoryKeys:
         return True
 
     def prune(self, before: float, limit: int) -> int:
-        """Drop so many of those that were to be remembered until then."""
+        """Drop up to ``limit`` keys that were to be remembered until before ``before``."""
         old = [name for name, record in self.records.items() if record.expires_at < before]
         for name in old[:limit]:
             self._drop(name)
@@ -280,7 +280,7 @@ class MemoryDeadLetters:
         self.letters: OrderedDict[str, StoredLetter] = OrderedDict()
 
     def add(self, letters: Iterable[DeadLetter]) -> None:
-        """Keep those that are new; none when one of them cannot be kept."""
+        """Add the new letters, or none if one of them cannot be stored."""
         fresh: dict[str, StoredLetter] = {}
         for letter in letters:
             name = letter.dead_letter_id
@@ -341,7 +341,7 @@ class MemoryDeadLetters:
         return sum(self.letters.pop(each, None) is not None for each in set(ids))
 
     def prune(self, before: float, limit: int) -> int:
-        """Drop so many of those that are older and wait for nothing."""
+        """Drop up to ``limit`` settled letters older than ``before``."""
         old = [
             name
             for name, stored in self.letters.items()

@@ -82,7 +82,7 @@ def _revision(connection: sqlite3.Connection) -> str | None:
 
 
 def _found(connection: sqlite3.Connection, question: str) -> Any:
-    """The one value of a table that may not be there."""
+    """The single value of a query; None if the table is missing."""
     try:
         found = connection.execute(question).fetchone()
     except sqlite3.OperationalError as error:

@@ -41,7 +41,7 @@ DEFAULT_TIMEOUTS = NatsTimeouts()
 
 @dataclass(frozen=True, slots=True)
 class NatsAddress:
-    """Servers of one cluster, and the name under which ours is kept there."""
+    """The servers of a cluster, and the name under which the store is kept there."""
 
     name: str
     """The name shown to users."""

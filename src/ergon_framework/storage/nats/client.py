@@ -42,7 +42,7 @@ Sendable: TypeAlias = tuple[str, bytes, Mapping[str, str] | None]
 
 @dataclass(frozen=True, slots=True)
 class NatsReply:
-    """What came back."""
+    """A reply of the server."""
 
     headers: Mapping[str, str]
     data: bytes
@@ -135,7 +135,8 @@ class NatsClient:
         self.when_over: list[Callable[[], None]] = []
         """Called in the loop's thread when a connection is over."""
         self.when_denied: list[Callable[[PermissionsError], None]] = []
-        """Called there when the server says that the user lacks a permission."""
+        """Called in the client's event loop when the server says that the user lacks a permission.
+        """
         self._is_closed = False
         self._forget()
 
@@ -149,7 +150,7 @@ class NatsClient:
 
     @property
     def link(self) -> int:
-        """Which connection there is, by its number; 0 when there is none."""
+        """The number of the current connection; 0 if there is none."""
         session = self._session
         return 0 if session is None or session.client.is_closed else self.connections
 
@@ -164,7 +165,7 @@ class NatsClient:
         return self._run(self._ask([[(subject, data, None)]], is_many=True))[0]
 
     def send(self, messages: Sequence[Sendable]) -> NatsReply:
-        """Send messages one after the other; the answer to the last one."""
+        """Send messages one after the other; returns the answer to the last one."""
         return self._run(self._ask([messages]))[0][0]
 
     def send_each(self, messages: Sequence[Sendable]) -> list[NatsReply]:
@@ -242,7 +243,7 @@ class NatsClient:
         return (await self._connected()).client
 
     async def disconnect(self, client: Client) -> None:
-        """Close a connection on which nobody answers, unless another one has replaced it."""
+        """Close a connection without answers, unless another one has replaced it."""
         if self._session is not None and self._session.client is client:
             await self._disconnect()
 

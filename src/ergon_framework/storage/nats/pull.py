@@ -38,7 +38,9 @@ class Pulled:
 
 
 class Place(NamedTuple):
-    """Where a message came from, as the subject of its acknowledgement says."""
+    """The stream, consumer and sequence of a message, parsed from the subject of its
+    acknowledgement.
+    """
 
     stream: str
     sequence: int

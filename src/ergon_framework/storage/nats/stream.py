@@ -75,7 +75,7 @@ class StreamMessage:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """How far a stream has come, and what time it is there."""
+    """The last sequence of a stream, and the server's time."""
 
     last: int
     now: float

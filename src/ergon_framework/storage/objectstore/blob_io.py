@@ -300,7 +300,7 @@ class SharedObjectStore(Protocol):
         """
 
     def put_before(self, instant: float, *, since: float = 0.0) -> Iterator[bytes]:
-        """Everything that came before an instant, but not before another one."""
+        """The digests of blobs stored before an instant, but not before ``since``."""
 
     def removed(self) -> Iterator[Dated]:
         """What was removed and can still be brought back, and when it was."""

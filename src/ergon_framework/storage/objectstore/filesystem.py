@@ -461,7 +461,7 @@ class FilesystemObjectStore:
 
         The process that renamed the file may have died before the sync, so it is done here again.
         """
-        # Not only open: after a failed sync nobody may be told that bytes are safe.
+        # Not only ``check_open``: after a failed sync no caller may hear that its bytes are safe.
         self._uploads.check()
         with disk.told(self.folder):
             try:

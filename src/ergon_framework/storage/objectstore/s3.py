@@ -277,7 +277,7 @@ class S3ObjectStore:
         return self._client.put_at(key).timestamp()
 
     def put_before(self, instant: float, *, since: float = 0.0) -> Iterator[bytes]:
-        """Everything that came before an instant, but not before another one."""
+        """The digests of blobs stored before an instant, but not before ``since``."""
         return (each.digest for each in self._listed(_ROOT) if since <= each.at < instant)
 
     def removed(self) -> Iterator[Dated]:

@@ -284,7 +284,7 @@ READ_AHEAD = 4 << 20
 
 
 class S3Download:
-    """The bytes of one blob, asked for a window at a time."""
+    """A download of one blob, read from the bucket a window at a time."""
 
     def __init__(
         self, size: int, fetch: Callable[[int, int], bytes], *, ahead: int = READ_AHEAD

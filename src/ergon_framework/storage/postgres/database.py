@@ -60,10 +60,10 @@ class Schema(Protocol):
     """The tables that a database is opened for."""
 
     def settle(self, connection: Connection, name: str, namespace: str | None) -> None:
-        """Make them when there are none; those that do not fit are refused."""
+        """Create or migrate the tables. Tables that do not fit are refused."""
 
     def check(self, connection: Connection, name: str, namespace: str | None) -> None:
-        """Refuse those that do not fit."""
+        """Refuse tables that do not fit."""
 
 
 class PostgresDatabase:

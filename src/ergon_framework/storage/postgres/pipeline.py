@@ -383,7 +383,7 @@ def rows_changed(connection: Connection, statement: bytes, values: Mapping[str, 
 
 
 def _answered(connection: Connection) -> pq.abc.PGresult:
-    """The answer to one statement; waits where an interrupt is heard."""
+    """The answer to one statement. The wait for it can be interrupted by a signal."""
     pgconn = connection.pgconn
     poll = select.poll()
     poll.register(pgconn.socket, select.POLLIN)

@@ -156,7 +156,9 @@ class PostgresTimeouts:
     """Between a failed attempt to connect and the next one. Callers in between get the same error
     at once: without it, every thread of a busy process would wait for a server that is away."""
     keepalive_interval: float = 15.0
-    """Without a notification, until the listening connection asks whether the server is there."""
+    """Seconds without a notification after which the listening connection checks that the server
+    answers.
+    """
     keepalive_response: float = 5.0
     """Seconds for the answer to a keepalive query, and to ``LISTEN``."""
 
@@ -365,7 +367,7 @@ class ConnectionPool:
             )
 
     def close(self) -> None:
-        """Close those that are idle, and the others when they come back."""
+        """Close idle connections now, and busy ones when they are returned."""
         with self._lock:
             self.is_closed = True
             idle, self._idle = self._idle, []

@@ -573,7 +573,7 @@ class ReadPool:
                 reader.close()
             return self._open(timeout)
         except BaseException as error:
-            # The place goes back: a pool whose file is away for a while must not run out of them.
+            # Free the place: a pool must not run out of places while its file is missing.
             with self._free:
                 self._busy -= 1
                 self._free.notify_all()

@@ -592,7 +592,7 @@ class GroupCommitWriter:
         if self._checkpointing.locked() or sys.is_finalizing():
             return
         # Not a daemon: a process does not end in the middle of it, and it takes milliseconds.
-        # No thread is to be had: the next look tries again.
+        # If no thread can be started, the next check of the log's size tries again.
         with contextlib.suppress(RuntimeError):
             threading.Thread(target=self._checkpoint_apart, name=CHECKPOINT_THREAD).start()
 

@@ -158,4 +158,4 @@ def _single_plan(task: BaseTask, policy: object, *, is_async: bool) -> EnginePla
 
 
 def _nothing(_at_most: int) -> None:
-    """Stands in for a source until the one transaction takes its place."""
+    """A placeholder for a source, until the one transaction replaces it."""

@@ -40,7 +40,7 @@ class MemoryFactLog:
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[AppendOutcome]:
-        """Append in order in one step, each with an outcome of its own."""
+        """Append facts in order in one step, each with its own outcome."""
         with self._database.step() as state:
             now = self._database.clock()
             outcomes: list[AppendOutcome] = []

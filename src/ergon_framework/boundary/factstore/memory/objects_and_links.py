@@ -12,7 +12,7 @@ from ergon_framework.ports.factstore import NEW_EPOCH, Link, StoredObject, Store
 
 
 class MemoryObjects:
-    """The part of the store that knows which name stands for which bytes."""
+    """The object index of the store: which name stands for which bytes."""
 
     def __init__(self, database: MemoryDatabase) -> None:
         self._database = database

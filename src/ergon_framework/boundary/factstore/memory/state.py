@@ -291,7 +291,7 @@ class ZoneState:
         self.memory_log(OUTBOUND)
 
     def memory_log(self, log: str) -> MemoryLog:
-        """A log, which comes into being when it is not there."""
+        """A log, created if it does not exist."""
         if log not in self.logs:
             number = max((memory_log.number for memory_log in self.logs.values()), default=0) + 1
             self.logs[log] = MemoryLog(log, number, ledger=self.ledger)

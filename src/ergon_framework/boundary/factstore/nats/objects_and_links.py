@@ -147,7 +147,7 @@ class _LastScan:
 
 
 class NatsObjects:
-    """The part of the store that knows which name stands for which bytes."""
+    """The object index of the store: which name stands for which bytes."""
 
     def __init__(self, database: NatsDatabase, *, max_names: int = MAX_NAMES) -> None:
         self._database = database
@@ -203,8 +203,8 @@ class NatsObjects:
         return [stored_object(each) for each in found]
 
     def _version_of_names(self) -> tuple[int, ...]:
-        """Changes with every change of a name: a new one and one that goes are counted, and any
-        other writes a message.
+        """A value that changes with every change of a name: additions and removals are counted, and
+        any other change writes a message.
         """
         counted, written = (
             self._database.stream.last(each)

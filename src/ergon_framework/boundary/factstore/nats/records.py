@@ -349,10 +349,9 @@ class NatsFactRecords:
         return self._database.transaction(work, "move")
 
     def freeze(self, place: str | None, fence: Fence | None = None) -> None:
-        """Refuse whatever is written, or let it in again.
-
-        Writing the attribute makes others look. Who is about to write one consumer, and looks at
-        nothing else, is overtaken there.
+        """Refuse every write, or allow writes again. Writing the attribute makes other clients read
+        it. A client that writes only one consumer does not read it, so its write is made to
+        conflict.
         """
         self._database.refuse_reader()
         opening = self._database.opening

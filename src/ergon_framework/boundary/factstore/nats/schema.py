@@ -109,7 +109,7 @@ class Known:
     digest: bytes
     """32 bytes, or the first 16 of one that was moved here after its fact was cut."""
     seq: int = 0
-    """Where the fact was put; 0 when it came here without one."""
+    """The sequence number at which the fact was written; 0 if it came here without one."""
     envelope: bytes | None = None
     """The envelope of the fact; None if its payload was dropped."""
 
@@ -483,7 +483,7 @@ class Subjects:
         return f"{self.root}.id.{digits[:2]}.{digits[2:4]}.{digits[4:]}"
 
     def ids(self, *digits: str) -> str:
-        """Ids whose keys begin with some pairs of digits: none, one or two."""
+        """The subjects of ids whose keys begin with up to two pairs of digits."""
         return ".".join((self.root, "id", *digits, *("*" for _ in range(3 - len(digits)))))
 
     def gap(self, log: str, first: int, *, is_ours: bool) -> str:
@@ -515,7 +515,7 @@ class Subjects:
         return f"{self.root}.whole.{token(consumer)}.{hashlib.sha256(content).hexdigest()}"
 
     def wholes_of(self, consumer: str) -> str:
-        """All of those."""
+        """The subjects of all quarantined items with their payloads."""
         return f"{self.root}.whole.{token(consumer)}.*"
 
     def object(self, bucket: str, key: str) -> str:

@@ -259,7 +259,7 @@ class StreamTransaction:
         return log_state
 
     def log_state_or_new(self, log: str) -> LogState:
-        """A log, which comes into being when it is not there."""
+        """A log, created if it does not exist."""
         found = self.log_state(log)
         if found is None:
             tally = self.tally
@@ -307,7 +307,7 @@ class StreamTransaction:
         return entry
 
     def _repaired(self, log_state: LogState, seq: int) -> LogEntry | None:
-        """The copy that was written for a damaged entry, if there is one."""
+        """The repaired copy of a damaged entry, if there is one."""
         found = self.stream.last(self.subjects.repair(log_state.name, seq))
         return None if found is None else read_entry(log_state.number, seq, found.data)
 

@@ -283,7 +283,7 @@ class CachedTables:
         raise LookupNeededError
 
     def last_run(self, view: int) -> ViewSegment | None:
-        """The newest run of a view as it is written down."""
+        """The newest stored segment of a view."""
         raise LookupNeededError
 
 
@@ -314,7 +314,7 @@ class LockedTables(CachedTables):
         return self._session.add("logs.new_view", log.id, to_zone) if view is None else view
 
     def last_run(self, view: int) -> ViewSegment | None:
-        """The newest run of a view as it is written down."""
+        """The newest stored segment of a view."""
         return last_run(self._session, view)
 
 

@@ -138,7 +138,7 @@ class PostgresZoneDatabase:
         return self.server.name
 
     def asked_now(self) -> float:
-        """What time it is at the server, asked there and not reckoned here."""
+        """The server's time, read from the server rather than estimated here."""
         return self.server.server_now()
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ class ZoneView:
 
 
 class LogTables(Protocol):
-    """What placing facts asks of the tables of an engine, within one transaction."""
+    """The tables of an engine within one transaction, as far as appending facts needs them."""
 
     def log(self, name: str) -> LogRow:
         """A log as it is after what was placed so far."""
@@ -88,7 +88,7 @@ class LogTables(Protocol):
         """The number of a view that this log has not been asked for yet."""
 
     def last_run(self, view: int) -> ViewSegment | None:
-        """The newest run of a view as it is written down."""
+        """The newest stored segment of a view."""
 
     def write_end(self, view: ZoneView, run: ViewSegment) -> None:
         """A run that is written down has ended."""
@@ -221,7 +221,7 @@ class RowPlacement:
         return view
 
     def _turn(self, log: LogRow, number: int) -> None:
-        """The facts to one zone end here, and those to another begin."""
+        """End the view segment of one zone, and begin that of another."""
         if log.view is not None:
             self._end_run(self._newest(log.view), log.head)
         view = self._newest(number)

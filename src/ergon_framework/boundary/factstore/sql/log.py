@@ -307,7 +307,7 @@ class SqlLog:
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[AppendOutcome]:
-        """Append in order in one commit, each with an outcome of its own."""
+        """Append facts in order in one commit, each with its own outcome."""
         if not facts:
             return []
         # Digests and rows are made in the caller's thread: the one that commits for all has no time

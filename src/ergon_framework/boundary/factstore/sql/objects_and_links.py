@@ -17,7 +17,7 @@ from ergon_framework.ports.factstore import Link, StoredObject, StoreInfo
 
 
 class SqlObjects:
-    """The part of the store that knows which name stands for which bytes."""
+    """The object index of the store: which name stands for which bytes."""
 
     def __init__(self, database: SqlDatabase) -> None:
         self._database = database

@@ -60,7 +60,7 @@ def log_named(session: SqlSession, name: str) -> LogRow | None:
 
 
 def log_or_new(session: SqlSession, name: str) -> LogRow:
-    """A log, which comes into being when it is not there."""
+    """A log, created if it does not exist."""
     row = session.one("logs.log", name)
     if row is None:
         session.run("logs.new_log", name)
