@@ -86,11 +86,11 @@ from ergon_framework.telemetry.notices import emit, has_listeners
 logger = logging.getLogger("ergon.jobs")
 
 CLOSE_TIMEOUT = 5.0
-"""Seconds that what is left on the event loop has to end, when it is cancelled."""
+"""Seconds for tasks that are left on the event loop to end, once they are cancelled."""
 _TOTALS: WeakKeyDictionary[FullJobStore, DrainTotals] = WeakKeyDictionary()
-"""What the drains of this process have done, by store."""
+"""The counts of all drains of this process, by store."""
 MAX_JOBS = 10_000
-"""Jobs in one drain; more of them are probably a handler that enqueues itself without end."""
+"""The most jobs in one drain. More are probably a handler that enqueues itself without end."""
 
 
 class HasJobs(Protocol):
@@ -104,11 +104,11 @@ class HasJobs(Protocol):
 
     @property
     def executor(self) -> str:
-        """The executor that its jobs name; empty where the settings decide."""
+        """The executor that the App's jobs name; empty where the settings decide."""
 
     @property
     def client(self) -> JobClient:
-        """The client of its store."""
+        """The client of the App's store."""
 
     def declared_schedules(self) -> Mapping[str, Mapping[str, ScheduleSettings]]:
         """The schedules that were declared beside its handlers, by source and name."""
@@ -239,7 +239,7 @@ class InlineWorker:
     # ---- inside ----
 
     def _rescue_all(self) -> int:
-        """Rescue what a worker would rescue at its start; how many jobs."""
+        """Rescue jobs as a worker does at its start; returns how many."""
         before = self._rescue.count
         self._rescue.leases = {each.id: each.lease for each in self._store.workers() if each.lease}
         so_far = -1
@@ -305,7 +305,7 @@ class InlineWorker:
         )
 
     def _batch_mates(self, first: Claim, queues: Sequence[str] | None, room: int) -> list[Claim]:
-        """What is due beside the first job of a batch handler: some of it may share its call."""
+        """Claim more due jobs of the batch handler of ``first``: they may share its call."""
         handler = self._registry.find(first.handler)
         size = 1 if handler is None or first.job.is_solo else handler.batch
         wanted = min(size - 1, room)
@@ -360,7 +360,7 @@ class InlineWorker:
         return settled
 
     def _next_group(self, waiting: Sequence[Claim]) -> list[Claim]:
-        """The first job, and those that one call of its handler can take with it."""
+        """The first job, and the jobs that one call of its handler can take with it."""
         first = waiting[0]
         handler = self._registry.find(first.handler)
         size = 1 if handler is None or first.job.is_solo else max(1, handler.batch)
@@ -502,7 +502,7 @@ class InlineLeases:
             self._thread = SYSTEM_CLOCK.spawn("ergon-inline-leases", self._renew)
 
     def drop(self, claims: Iterable[Claim]) -> None:
-        """Renew these no more, before they are settled; those that are not held are left alone."""
+        """Stop renewing claims that are about to be settled. Others are ignored."""
         with self._lock:
             for each in claims:
                 if self.holds(each.job.id, each.job.fence):
@@ -510,7 +510,7 @@ class InlineLeases:
                     self._invocations.pop(each.job.id, None)
 
     def begins(self, claims: Sequence[Claim], invocations: Sequence[Invocation]) -> None:
-        """Their handler begins: from now on a renewal charges the attempt."""
+        """Note that a handler begins: from now on a renewal charges the attempt."""
         with self._lock:
             for each, invocation in zip(claims, invocations, strict=True):
                 each.written_at = SYSTEM_CLOCK.now()
@@ -582,7 +582,7 @@ class InlineInvocation(Invocation):
         return None if self.handler is None else self.handler.heartbeat
 
     def silent_in(self) -> float:
-        """Seconds until it has been silent for too long."""
+        """Seconds until the handler has been silent for too long."""
         return self._heard_at + (self.heartbeat or 0.0) - self._clock.now()
 
     def report(self, fraction: float | None, message: str) -> None:
@@ -650,7 +650,7 @@ class InlineLoop:
         return outcome
 
     def wait_for(self, awaitable: Awaitable[Any], scope: Any = None) -> Any:
-        """What an awaitable gives."""
+        """Run an awaitable on the loop; returns its result."""
         if self._runner is None:
             self._runner = asyncio.Runner(
                 # A virtual clock has event loops of its own, which jump with it.
@@ -659,7 +659,7 @@ class InlineLoop:
         return self._runner.run(_as_coroutine(awaitable), context=scope)
 
     def wait_for_step(self, awaitable: Awaitable[Any], step: HookStep) -> Any:
-        """Await what a lifespan or a hook gave, for as long as that has."""
+        """Run the awaitable of a lifespan or a hook, within its time limit."""
         bounded = await_within(awaitable, step.timeout, step.overdue)
         return call_within(
             lambda: self.wait_for(bounded),
@@ -708,7 +708,7 @@ async def _cut_off(invocation: InlineInvocation, seconds: float) -> Outcome:
 
 
 class SilenceWatch:
-    """Cancels an async handler that must report and has not for too long."""
+    """Cancels an async handler with a heartbeat limit that has not reported in time."""
 
     def __init__(self, invocation: InlineInvocation, task: asyncio.Task[Outcome]) -> None:
         self._invocation = invocation
@@ -717,7 +717,7 @@ class SilenceWatch:
         self._timer = self._loop.call_later(invocation.silent_in(), self._look)
 
     def end(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._timer.cancel()
 
     def _look(self) -> None:
@@ -762,14 +762,14 @@ def _reply(line: bytes) -> Reply:
 
 
 class _Tally:
-    """What one drain did."""
+    """The counts of one drain."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.failed: list[str] = []  # ids of jobs that failed for good
 
     def add(self, settled: Sequence[Settlement], applied: Sequence[bool]) -> None:
-        """Count what the store took; what it refused was late."""
+        """Count the settlements that the store accepted. Those that it refused came too late."""
         for each, was_applied in zip(settled, applied, strict=True):
             self.counts[_word(each) if was_applied else "late"] += 1
             if was_applied and each.transition.status is JobStatus.FAILED:
@@ -777,7 +777,7 @@ class _Tally:
 
 
 def _word(settlement: Settlement) -> str:
-    """Under which name a report counts it."""
+    """The name under which a report counts the settlement."""
     transition = settlement.transition
     is_held = transition.event == "held" and not transition.status.is_final
     return "held" if is_held else transition.status.value

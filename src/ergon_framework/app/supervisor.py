@@ -42,14 +42,14 @@ class ProcessSpec:
 
     name: str
     target: str = ""
-    """What the process is asked to run, when that differs from post to post."""
+    """What the process runs, if that differs between processes."""
     number: int = 0
     of: int = 1
-    """Which of how many that do the same."""
+    """How many equal processes there are; ``number`` is which of them this is."""
     start_rank: int = 0
-    """Lower ones are started first, and are ready before the next."""
+    """Processes of lower rank are started first, and must be ready before the next rank starts."""
     stop_rank: int = 0
-    """Lower ones are stopped first, and are over before the next."""
+    """Processes of lower rank are stopped first, and must have ended before the next rank stops."""
     is_endless: bool = False
     """Whether the process runs until it is stopped, so that any other end is a crash."""
 
@@ -61,7 +61,7 @@ def worker_specs(workers: int) -> list[ProcessSpec]:
 
 @dataclass(slots=True)
 class Slot:
-    """What became of one post, through all its restarts."""
+    """The state of one process through all its restarts."""
 
     post: ProcessSpec
     worker: int
@@ -69,7 +69,7 @@ class Slot:
     start_at: float | None = None
     is_ready: bool = False
     is_asked: bool = False
-    """Whether the process in it was asked to stop."""
+    """Whether the current process was asked to stop."""
     deaths: list[float] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     snapshot: Snapshot = field(default_factory=Snapshot)
@@ -77,18 +77,18 @@ class Slot:
     code: int | None = None
     outcomes: list[Mapping[str, Any]] = field(default_factory=list)
     error: Mapping[str, Any] | None = None
-    """What the last process in it ended with; what one before it did has been overcome."""
+    """The error of the last process that ended. Errors of earlier ones were overcome by a restart.
+    """
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing runs here and nothing will."""
+        """Whether no process runs in this slot, and none will be started."""
         return self.child is None and self.start_at is None
 
 
 def next_to_start(slots: Sequence[Slot], *, is_late: bool) -> list[Slot]:
-    """Those of the lowest rank that waits, once all before it are ready or over.
-
-    When it is late already, they are started all the same.
+    """The waiting slots of the lowest rank, once all slots of lower ranks are ready or over. With
+    ``is_late`` they are started even if those are not.
     """
     waiting = [slot for slot in slots if slot.start_at == LATER]
     if not waiting:
@@ -111,7 +111,7 @@ def next_to_stop(slots: Sequence[Slot]) -> list[Slot]:
 
 
 MAX_SHOWN_ENDS = 5
-"""How many ends of a worker are told when it is given up."""
+"""The most ends of a worker that the error lists when it is given up."""
 
 
 class WorkerDeathsError(ErgonError):
@@ -130,12 +130,12 @@ class WorkerEnded:
 
     @property
     def error(self) -> Mapping[str, Any] | None:
-        """The error it ended with, if it reported one."""
+        """The error that the worker reported at its end, if any."""
         return (self.outcome or {}).get("error")
 
     @property
     def cause(self) -> str:
-        """The signal or the code."""
+        """The signal or the exit code."""
         return f"by signal {-self.code}" if self.code < 0 else f"with code {self.code}"
 
     @property
@@ -173,11 +173,13 @@ def reason_for(
 logger = logging.getLogger("ergon.supervisor")
 
 SILENT_AFTER = 30.0
-"""Seconds without a word from a worker that tells how it is, after which it counts as stalled."""
+"""Seconds without a heartbeat after which a worker counts as stalled."""
 LATE_AFTER = 15.0
-"""Seconds that those of one rank have to be ready before the next are started all the same."""
+"""Seconds for the processes of a rank to be ready. After that the next rank starts anyway."""
 KILL_AFTER = FORCE_AFTER + 1.0
-"""Seconds after the second signal. A worker ends itself before, unless it cannot any more."""
+"""Seconds after the second signal until processes are killed. A worker ends itself before, unless
+it hangs.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A process reported that it does its work from now on."""
+    """A process reported that it is ready."""
 
     worker: int
     told: str = ""
@@ -207,7 +209,7 @@ SupervisorEvent: TypeAlias = SignalReceived | Heartbeat | WorkerReady | WorkerEn
 Events: TypeAlias = "SimpleQueue[SupervisorEvent]"
 
 StartProcess: TypeAlias = Callable[[int], Child]
-"""Starts the process of this post. Its end, and what it tells, arrive as events."""
+"""Starts the process with this number. Its end and its reports arrive as events."""
 Tell: TypeAlias = Callable[[str], object]
 """Called with one line for each event of a process."""
 
@@ -226,9 +228,8 @@ class Supervisor:
         tell: Tell | None = None,
         now: Callable[[], float] = SYSTEM_CLOCK.now,
     ) -> None:
-        """With ``tell`` every start and end is told to it, and a second signal kills.
-
-        Without it workers tell the first two signals apart by themselves, and the third kills.
+        """With ``tell``, each start and end is reported to it, and a second signal kills. Without
+        it, workers handle the first two signals themselves, and the third kills.
         """
         self._start = start
         self._events = events
@@ -257,7 +258,7 @@ class Supervisor:
         return self._exit_code()
 
     def snapshot(self) -> Snapshot:
-        """How the workers are, as one. Safe from any thread."""
+        """The liveness of all workers together. Any thread may call."""
         if self._stops:
             return Snapshot(LivenessState.STOPPING)
         now = self._now()
@@ -265,7 +266,7 @@ class Supervisor:
 
     @property
     def restarts(self) -> int:
-        """How often a worker was started again."""
+        """How many restarts there were."""
         return sum(len(slot.deaths) for slot in self.slots)
 
     # -- doing -------------------------------------------------------------------------------
@@ -329,7 +330,7 @@ class Supervisor:
     # -- deciding ----------------------------------------------------------------------------
 
     def take(self, event: SupervisorEvent) -> None:
-        """Note what happened, and act on it; nothing here waits."""
+        """Handle one event. Nothing here waits."""
         if isinstance(event, SignalReceived):
             self._signalled(event.number)
             return

@@ -33,7 +33,9 @@ LOG_LEVEL = "ERGON_LOG_LEVEL"
 OTLP = "ERGON_OTLP"
 IN_FLIGHT_LIMIT = 1024
 EXIT_TIMEOUT = 5.0
-"""Seconds the interpreter has to end once all is answered; threads of the user may be busy."""
+"""Seconds for the interpreter to end once all requests are answered: threads of the user may be
+busy.
+"""
 ORPHAN_GRACE = 1.0
 """Seconds that handlers have after the orchestrator's death."""
 
@@ -49,10 +51,9 @@ def serve(
     is_process: bool = True,
     exit_timeout: float = EXIT_TIMEOUT,
 ) -> int:
-    """Be an executor on this process's standard streams until its end; the exit code.
-
-    With ``is_process`` the process ends ``exit_timeout`` seconds after that at the latest, whatever
-    threads are still busy in it.
+    """Serve as an executor on this process's standard streams until their end; returns the exit
+    code. With ``is_process``, the process ends at most ``exit_timeout`` seconds later, even if
+    threads are still busy.
     """
     # Before anything else: a print of the user's modules would be read as an outcome.
     pipes = claim_stdio()
@@ -105,7 +106,7 @@ def _run(
 
 
 def _limit(largest_batch: int) -> int:
-    """How many requests may be in flight: as many as asked for, or what batches need."""
+    """The most requests in flight: as configured, or as many as batches need."""
     asked = _number(MAX_IN_FLIGHT)
     allowed = IN_FLIGHT_LIMIT if asked is None else _number(MAX_IN_FLIGHT_LIMIT)
     return max(asked or 1, min(largest_batch, allowed or 0))
@@ -126,7 +127,9 @@ def _number(variable: str) -> int | None:
 
 
 def _descriptor(variable: str) -> int | None:
-    """A descriptor that the parent gave us; programs that we start shall not hold it open."""
+    """A descriptor that the parent passed on. It is made non-inheritable for programs that we
+    start.
+    """
     text = os.environ.pop(variable, "")
     if not text:
         return None

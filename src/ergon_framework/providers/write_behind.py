@@ -39,7 +39,7 @@ def is_store_down(error: Exception) -> bool:
 
 
 def merged_batch(units: Sequence[RecordBatch]) -> RecordBatch:
-    """All of them in one."""
+    """One batch with the content of all."""
     whole = RecordBatch()
     for unit in units:
         whole.attempts += unit.attempts
@@ -49,7 +49,7 @@ def merged_batch(units: Sequence[RecordBatch]) -> RecordBatch:
 
 
 def row_count(batches: Sequence[RecordBatch]) -> int:
-    """How many rows, letters and endings of keys they hold."""
+    """The number of rows, letters and endings of keys in the batches."""
     return sum(len(each.attempts) + len(each.letters) + len(each.keys) for each in batches)
 
 
@@ -59,7 +59,7 @@ COUNTED_AS = ("dropped", "lost", "spilled", "replayed")
 
 @dataclass(slots=True)
 class RowCounts:
-    """Rows by what has become of them."""
+    """The numbers of rows by what happened to them."""
 
     written: int = 0
     dropped: int = 0

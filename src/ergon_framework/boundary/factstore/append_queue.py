@@ -52,7 +52,7 @@ class GuardedCallback:
         self._was_logged = False
 
     def __call__(self, *told: Any) -> None:
-        """Call it; never raises an ``Exception``."""
+        """Call the callback; never raises an ``Exception``."""
         try:
             self._seen(*told)
         except Exception:
@@ -118,7 +118,7 @@ PendingEntry: TypeAlias = QueuedRequest[Request, Answer] | Callback[Request, Ans
 
 
 MAX_GROUP = 512
-"""Callers served at once."""
+"""The most callers in one group."""
 MAX_WEIGHT = 4096
 """The weight at which no more requests are taken into a group."""
 LINGER_TIME = 0.005
@@ -236,9 +236,8 @@ class AppendQueue(Generic[Request, Answer]):
         return thread is not None and thread.is_alive()
 
     def call(self, request: Request, before_waiting: Callable[[], None] | None = None) -> Answer:
-        """Answer one request, in one group with others when there are any.
-
-        ``before_waiting`` is called if the request has to be queued.
+        """Answer one request, in one group with other requests if there are any. ``before_waiting``
+        is called if the request has to be queued.
         """
         turns, me = self._turns, get_ident()
         # Once into a variable: it changes under us, and the questions below have to be about one
@@ -294,7 +293,7 @@ class AppendQueue(Generic[Request, Answer]):
             )
 
     def let_go(self) -> None:
-        """Wake the callers that were answered. ``serve`` calls it, or any thread on its behalf."""
+        """Wake the callers that were answered. Called by ``serve``, or any thread on its behalf."""
         self._served.wake()
 
     def meanwhile(self, is_over: Callable[[], bool] | None = None) -> None:
@@ -476,7 +475,9 @@ class AppendQueue(Generic[Request, Answer]):
     def _kept(
         self, asked: PendingEntry[Request, Answer] | None
     ) -> PendingEntry[Request, Answer] | None:
-        """What was taken from the queue. The end mark goes back: the thread looks for it later."""
+        """Return an entry taken from the queue. The end mark is put back, for the thread to find
+        later.
+        """
         if asked is None:
             self._line.put(None)
         return asked

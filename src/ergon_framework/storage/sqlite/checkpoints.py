@@ -206,8 +206,8 @@ def is_long(log: Path, bound: int) -> bool:
         if log.stat().st_size <= bound:
             return False
         with log.open("rb", buffering=0) as file:
-            # Read without a lock, beside writers: at worst this round is judged wrongly, and the next
-            # look puts it right.
+            # Read without a lock, beside writers: at worst this round is judged wrongly, and the
+            # next look puts it right.
             magic, _, page_size, _, *round_ = _HEADER.unpack(file.read(_HEADER.size))
             if magic not in _MAGIC:
                 return False

@@ -29,11 +29,11 @@ from ergon_framework.ports.factstore import NewFact
 from ergon_framework.storage.sql_files import load
 
 IDS_PER_PART = 512
-"""Ids of a part at most, on average."""
+"""The most ids of a part, on average."""
 KEY, DIGEST, OFFSET = 16, 16, 5
 ID = KEY + DIGEST + OFFSET
 BLOOM = 1024
-"""Bytes of a filter: of 200 keys that are not in a full part, one seems to be."""
+"""Bytes of a filter. Of 200 keys that are not in a full part, one passes the filter."""
 
 _MASK = BLOOM * 8 - 1
 _PROBES = struct.Struct(">8xHHHxx")
@@ -53,7 +53,7 @@ def unpacked(known: bytes) -> KnownId:
 
 
 def bits_for(count: int, ids_per_part: int = IDS_PER_PART) -> int:
-    """Into how many parts so many ids are cut: the power of two."""
+    """The number of key bits that cut ``count`` ids into parts."""
     return max(0, (count - 1) // ids_per_part).bit_length()
 
 
@@ -73,7 +73,7 @@ def split(ids: bytes) -> list[bytes]:
 
 
 def find(ids: bytes, key: bytes) -> KnownId | None:
-    """What a key stands for in a part."""
+    """The digest and the offset of a key in a part; None if the part does not have it."""
     count = len(ids) // ID
     at = bisect_left(range(count), key, key=lambda n: ids[n * ID : n * ID + KEY])
     found = ids[at * ID : (at + 1) * ID]
@@ -91,7 +91,7 @@ def bloom_of(ids: bytes) -> bytes:
 
 
 class Filter:
-    """The filters of a segment, held in memory."""
+    """The Bloom filters of a segment, held in memory."""
 
     __slots__ = ("blooms", "shift")
 
@@ -123,10 +123,11 @@ def candidates(filters: dict[int, Filter], key: bytes) -> list[int]:
 
 
 LedgerBuckets: TypeAlias = list[dict[bytes, bytes]]
-"""What keys stand for, by the first byte of the key."""
+"""Digests and offsets by key, in one dict for each first byte of the key."""
 
 PART_BITS = 24
-"""Bits of a part's number that are its place; the others are its segment."""
+"""The low bits of a part's number, which hold its place in the segment; the others are the segment.
+"""
 
 _SQL = load(SQL, "ledger.sql")
 _LOGS = load(SQL, "logs.sql")
@@ -171,17 +172,17 @@ class Ledger:
     filters: dict[int, Filter] = field(default_factory=dict)
     """The filters of the live segments."""
     changes: int = -1
-    """How often the set of live segments had changed when it was read; -1 before that."""
+    """The change counter of the segments when they were last read; -1 before that."""
     loaded: int = 0
-    """How often it was read."""
+    """How often the ledger was loaded."""
     logs: dict[str, LogRow] = field(default_factory=dict)
     """The rows of logs, as of the last transaction that used them."""
     log_changes: int = -1
-    """How often logs had been shortened when they were read."""
+    """The change counter of the logs' rows when they were last read."""
     _reached: dict[int, LedgerPosition] = field(default_factory=dict)
 
     def forget(self) -> None:
-        """Read everything anew at the next use."""
+        """Reload everything at the next use."""
         fresh = Ledger()
         self.memtable, self.memtable_count, self.frozen = fresh.memtable, 0, None
         self.segments, self.filters, self.changes = {}, {}, -1
@@ -240,7 +241,7 @@ class Ledger:
         reached.head, reached.chain = log.head, log.chain
 
     def known(self, cursor: SqliteSession, key: bytes) -> KnownId | None:
-        """What an id stands for, if it was ever appended."""
+        """The digest and offset of an id, if it was ever appended."""
         found = self.memtable[key[0]].get(key)
         # The frozen ids are in no live segment until the last part of theirs is written.
         if found is None and self.frozen is not None:
@@ -269,7 +270,7 @@ class Ledger:
         self.memtable_count += len(facts)
 
     def reach(self, log: LogRow) -> None:
-        """All ids of a log up to its head were added."""
+        """Note that all ids of a log up to its head were added."""
         self._reached[log.id] = LedgerPosition(log.head, log.chain)
 
     def freeze(self) -> FrozenMemtable:
@@ -310,17 +311,17 @@ class LedgerTuning:
     """When ids are written from memory to segments, and how much of that one append does."""
 
     memtable_limit: int = 1 << 15
-    """Ids in memory that are enough for a segment."""
+    """The number of ids in memory from which they are written as a segment."""
     fanout: int = 16
     """Segments of a level that are merged into one of the next."""
     appends_per_slice: int = 64
-    """Appends that pay for one slice of compaction. A slice is a part of a segment, about five
-    hundred ids; an id is written once, and merged once per level: few times even among many
-    millions."""
+    """Appends for each slice of compaction. A slice is a part of a segment, about five hundred ids.
+    An id is written once, and merged once per level: a few times even among many millions.
+    """
     parts_swept_per_slice: int = 4
     """Parts of a dead segment that one slice deletes."""
     ids_per_part: int = IDS_PER_PART
-    """Ids of a part at most, on average."""
+    """The most ids of a part, on average."""
 
 
 @dataclass(slots=True)
@@ -332,7 +333,7 @@ class _Growth:
     source: FrozenMemtable | list[Segment]
     part: int = 0
     ahead: dict[int, bytes] = field(default_factory=dict)
-    """Ids of the next parts that were read together."""
+    """Ids of the next parts, which were read ahead."""
 
 
 class Compactor:
@@ -366,14 +367,14 @@ class Compactor:
                 self._credit = 0
 
     def flush(self, cursor: SqliteSession) -> None:
-        """Write a part of the memtable, however few ids it has."""
+        """Freeze the memtable, however few ids it has, and write the next part of a segment."""
         self._look(cursor)
         if self._ledger.frozen is None:
             self._ledger.freeze()
         self._slice(cursor)
 
     def ingest(self, cursor: SqliteSession, ids: Mapping[bytes, bytes]) -> None:
-        """Write ids that no row has as a segment of their own, all at once."""
+        """Write ids without rows as one segment, all at once."""
         self._look(cursor)
         growth = self._new(cursor, Segment(0, 0, self._bits_for(len(ids)), len(ids)), [])
         entries = [key + ids[key] for key in sorted(ids)]
@@ -389,7 +390,9 @@ class Compactor:
         return bits_for(count, self._tuning.ids_per_part)
 
     def _look(self, cursor: SqliteSession) -> None:
-        """After the ledger was reloaded, drop what was begun: another process may have, too."""
+        """Drop a segment that was begun, after the ledger was reloaded: another process may have
+        done so, too.
+        """
         if self._loaded == self._ledger.loaded:
             return
         self._loaded, self._growth = self._ledger.loaded, None
@@ -398,9 +401,8 @@ class Compactor:
                 _let_die(cursor, each)
 
     def _slice(self, cursor: SqliteSession) -> bool:
-        """Go on with what was begun, or begin something; False when there is nothing to do.
-
-        Ids in memory come first, then what is no longer needed, then what can be merged.
+        """Do one slice of the current work, or begin some; False when there is nothing to do. Ids
+        in memory come first, then dead segments, then segments to merge.
         """
         ledger = self._ledger
         if self._growth is None and ledger.frozen is not None:
@@ -488,7 +490,7 @@ class Compactor:
         ledger.changes += 1
 
     def _sweep(self, cursor: SqliteSession, dying: Segment) -> None:
-        """Remove some parts of a segment; after the last ones, its name."""
+        """Delete some parts of a dead segment, and its row after the last ones."""
         first = dying.id << PART_BITS
         limit = self._tuning.parts_swept_per_slice
         bounds = (first, first + (1 << dying.bits) - 1, limit)
@@ -521,7 +523,7 @@ def _ids_in_memory(frozen: FrozenMemtable, bits: int, part: int) -> bytes:
 
 
 def _ids_of_others(cursor: SqliteSession, growth: _Growth, sources: list[Segment]) -> bytes:
-    """The ids of a part; those that lie beside them in the sources are kept for the next slices."""
+    """The ids of a part. Ids that were read with them are kept for the next slices."""
     if growth.part not in growth.ahead:
         bits = max(each.bits for each in sources)
         fine = growth.target.bits - bits
