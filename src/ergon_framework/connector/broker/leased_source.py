@@ -5,14 +5,23 @@ A lease belongs to no connection. So what was fetched on one that broke can be s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Generic, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import Generic, TypeVar, cast
 
-from ergon_framework.connector.base import check_batch_size, settling
+from ergon_framework.connector.base import (
+    check_batch_size,
+    forget_settlement,
+    is_first_settlement,
+)
 from ergon_framework.connector.broker.connection import BrokerConnection
 from ergon_framework.connector.broker.in_flight import InFlight
-from ergon_framework.connector.broker.leases import HeldLeases, Lease, LeasedDelivery
+from ergon_framework.connector.broker.leases import (
+    HeldLeases,
+    Lease,
+    LeasedDelivery,
+    LeaseSettlement,
+)
 from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConnectorError, ErgonError, StoreUnavailableError
@@ -22,6 +31,26 @@ S = TypeVar("S")
 T = TypeVar("T")
 Take = Callable[[S, int, float], "list[Transaction] | None"]
 """Takes at most so many from a session, and may wait until an instant; None: look again."""
+
+
+class SourceSettlement:
+    """A delivery that is being settled. Written out, as every message comes through here."""
+
+    __slots__ = ("_delivery", "_held")
+
+    def __init__(self, delivery: LeasedDelivery, held: LeaseSettlement | None) -> None:
+        self._delivery = delivery
+        self._held = held
+
+    def __enter__(self) -> Lease | None:
+        return None if self._held is None else self._held.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if self._held is None:
+            return
+        self._held.__exit__(kind, *error)
+        if kind is not None:
+            forget_settlement(self._delivery)
 
 
 class LeasedSource(Generic[S]):
@@ -90,18 +119,18 @@ class LeasedSource(Generic[S]):
         self._in_flight.add(delivery.lease.size)
         self.leases.hold(delivery)
 
-    @contextmanager
-    def settling(
-        self, owner: object, transaction: Transaction, verb: str
-    ) -> Iterator[Lease | None]:
+    def settling(self, owner: object, transaction: Transaction, verb: str) -> SourceSettlement:
         """The lease to settle inside, or None when that was done in this way before."""
-        with settling(LeasedDelivery, transaction, owner, verb, self._error) as delivery:
+        is_first = is_first_settlement(LeasedDelivery, transaction, owner, verb, self._error)
+        delivery = cast(LeasedDelivery, transaction)
+        try:
             self.refuse_closed()
-            if delivery is None:
-                yield None
-                return
-            with self.leases.settling(delivery, verb) as lease:
-                yield lease
+            held = self.leases.settling(delivery, verb) if is_first else None
+        except BaseException:
+            if is_first:
+                forget_settlement(delivery)
+            raise
+        return SourceSettlement(delivery, held)
 
     def with_session(self, work: Callable[[S], T]) -> T:
         """Do it on the connection there is; while there is none, that is an error at once."""

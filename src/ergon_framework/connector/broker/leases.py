@@ -67,7 +67,7 @@ class LeasedDelivery(Delivered):
     lease: Lease
 
 
-class _LeaseSettlement:
+class LeaseSettlement:
     """A lease that is being settled. Written out, as every message comes through here."""
 
     __slots__ = ("_held", "_lease")
@@ -131,7 +131,7 @@ class HeldLeases:
                 self._thread = SYSTEM_CLOCK.spawn("ergon-leases", self._serve)
         self._dropped.watch(delivery, delivery.lease)
 
-    def settling(self, delivery: LeasedDelivery, verb: str) -> _LeaseSettlement:
+    def settling(self, delivery: LeasedDelivery, verb: str) -> LeaseSettlement:
         """Settle a delivery inside. It is renewed no longer, unless what is inside raises.
 
         A renewal beside the settlement would find the lease gone, and take it for lost.
@@ -142,7 +142,7 @@ class HeldLeases:
         self._refuse_expired(delivery, verb)
         with self._lock:
             self._held.discard(lease)
-        return _LeaseSettlement(self, lease)
+        return LeaseSettlement(self, lease)
 
     def take_back(self, lease: Lease) -> None:
         """Renew it again: it could not be settled."""

@@ -117,8 +117,10 @@ class LeasedRows:
     def settle(self, statement: str, row: TableRow, **values: Any) -> None:
         """Say how a row ended, if it is still ours."""
         given = {"id": row.id, "token": row.token, **values}
-        with naming(statement):
+        try:  # written out, as every row comes through here
             is_ours = self._database.run(lambda on: _changed(on, statement, given))
+        except StoreReadOnlyError as error:
+            raise _refused(statement, error) from error
         if not is_ours:
             raise DeliveryExpiredError(
                 f"the row {row.id!r} is not ours any more: its lease has ended",
@@ -236,9 +238,13 @@ def naming(statement: str) -> Iterator[None]:
     try:
         yield
     except StoreReadOnlyError as error:
-        refused = TableRefusedError(error.message, remedy=error.remedy, details=error.details)
-        refused.statement = statement
-        raise refused from error
+        raise _refused(statement, error) from error
+
+
+def _refused(statement: str, error: StoreReadOnlyError) -> TableRefusedError:
+    refused = TableRefusedError(error.message, remedy=error.remedy, details=error.details)
+    refused.statement = statement
+    return refused
 
 
 class _Nulls(dict[str, None]):

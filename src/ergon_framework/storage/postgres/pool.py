@@ -10,9 +10,9 @@ import re
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -216,6 +216,39 @@ def refuse_other_defaults(connection: Connection, name: str) -> None:
         )
 
 
+class BorrowedConnection:
+    """One connection of a pool inside. Written out, as every transaction comes through here."""
+
+    __slots__ = ("_acquire", "_connection", "_free", "_give_back", "_take")
+
+    def __init__(
+        self,
+        acquire: Callable[[], threading.BoundedSemaphore],
+        take: Callable[[], Connection],
+        give_back: Callable[[Connection], None],
+    ) -> None:
+        self._acquire = acquire
+        self._take = take
+        self._give_back = give_back
+
+    def __enter__(self) -> Connection:
+        # Taken once: a fork replaces the semaphore, and this call has to give back the one that it
+        # took.
+        self._free = self._acquire()
+        try:
+            self._connection = self._take()
+        except BaseException:
+            self._free.release()
+            raise
+        return self._connection
+
+    def __exit__(self, *_error: object) -> None:
+        try:
+            self._give_back(self._connection)
+        finally:
+            self._free.release()
+
+
 class ConnectionPool:
     """At most ``size`` connections at once; idle ones stay open, and the latest is used first."""
 
@@ -257,14 +290,19 @@ class ConnectionPool:
         self._inherited += self._idle
         self._begin()
 
-    @contextmanager
-    def borrow(self, before_waiting: Callable[[], None] | None = None) -> Iterator[Connection]:
+    def borrow(self, before_waiting: Callable[[], None] | None = None) -> BorrowedConnection:
         """One connection, with ``autocommit`` on; it is thrown away unless it comes back idle.
 
         ``before_waiting`` is called when none is at hand.
         """
-        # Taken once: a fork replaces the semaphore, and this call has to give back the one that it
-        # took.
+        return BorrowedConnection(
+            partial(self._acquire, before_waiting),
+            partial(self._take, before_waiting),
+            self._give_back,
+        )
+
+    def _acquire(self, before_waiting: Callable[[], None] | None) -> threading.BoundedSemaphore:
+        """Take one of the ``size`` connections; what is to be released afterwards."""
         free = self._free
         is_free = free.acquire(blocking=False)
         if not is_free:
@@ -276,14 +314,7 @@ class ConnectionPool:
                 f"all {self._size} connections to {self._address.name} are in use",
                 remedy="make fewer calls at once in one process, or look why the server is slow",
             )
-        try:
-            connection = self._take(before_waiting)
-            try:
-                yield connection
-            finally:
-                self._give_back(connection)
-        finally:
-            free.release()
+        return free
 
     def connect(self) -> Connection:
         """A connection of the caller's own.
