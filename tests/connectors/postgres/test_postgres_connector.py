@@ -377,6 +377,34 @@ def test_what_kills_its_consumer_is_set_aside(postgres_url: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("headers", ["not json", "[" * 50_000, "[1]"])
+def test_headers_that_are_no_object_stop_no_row(postgres_url: str, headers: str) -> None:
+    """Another program wrote them into a column of text: its row is delivered without them."""
+    table = new_table(postgres_url, LEASED.replace("headers json", "headers text"))
+    insert = f"INSERT INTO {table} (id, payload, headers) VALUES (%s, '1', %s)"
+    execute(postgres_url, insert, ("odd", headers))
+    execute(postgres_url, insert, ("plain", '{"x-shop": "berlin"}'))
+    with PostgresConnector(postgres_url, table=table, columns=LEASED_COLUMNS) as connector:
+        found = connector.fetch_transactions(5)
+        assert [each.transaction_id for each in found] == ["odd", "plain"]
+        assert [dict(each.metadata) for each in found] == [{}, {"headers": {"x-shop": "berlin"}}]
+
+
+@pytest.mark.slow
+def test_attempts_that_were_never_written_count_from_nothing(postgres_url: str) -> None:
+    """Another program inserted NULL: the row is delivered, and its deliveries are counted."""
+    table = new_table(postgres_url, LEASED)
+    execute(postgres_url, f"INSERT INTO {table} (id, payload, attempts) VALUES ('t1', '1', NULL)")
+    given: dict[str, Any] = {"table": table, "columns": LEASED_COLUMNS, "max_deliveries": 2}
+    with PostgresConnector(postgres_url, **given) as connector:
+        for _ in range(2):
+            assert len(connector.fetch_transactions(1)) == 1
+            execute(postgres_url, f"UPDATE {table} SET visible_at = now()")  # its consumer died
+        assert connector.fetch_transactions(1) == []
+    assert execute(postgres_url, f"SELECT status FROM {table}") == [("dead",)]
+
+
+@pytest.mark.slow
 def test_an_empty_fetch_looks_when_the_next_row_is_due(postgres_url: str) -> None:
     """A parked row wakes nobody: the fetch that waits comes back for it."""
     table = new_table(postgres_url, LEASED)

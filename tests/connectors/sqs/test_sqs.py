@@ -220,6 +220,24 @@ def test_an_envelope_beyond_ten_attributes_is_packed(sqs: SqsServer) -> None:
     assert dead_letters(sqs, queue) == [("t", "ValueError: no such customer")]
 
 
+@pytest.mark.parametrize("packed", ["[" * 50_000, '{"ergon-transaction-id": 5}', "[[1, 2]]", "7"])
+def test_packed_headers_that_are_no_texts_are_set_aside(sqs: SqsServer, packed: str) -> None:
+    """With their attributes; the messages beside them are delivered."""
+    queue = sqs.new_queue()
+    sqs.send(queue, "1", {"ergon-headers": packed, "x-shop": "berlin"})
+    sqs.send(queue, "2")
+    with connect(sqs, queue) as connector:
+        (found,) = take(connector, 1)
+        assert found.payload == 2
+        connector.ack(found)
+        until(lambda: connector.fetch_transactions(1) == [] and connector.malformed == 1)
+        until(lambda: sqs.read(f"{queue}-dlq"))
+    (letter,) = sqs.read(f"{queue}-dlq")
+    attributes = letter["MessageAttributes"]
+    assert attributes["ergon-headers"]["StringValue"] == packed
+    assert attributes["x-shop"]["StringValue"] == "berlin"
+
+
 def test_bodies_that_are_no_text_are_carried(sqs: SqsServer) -> None:
     """SQS takes text only, so other bytes travel as base64."""
     queue = sqs.new_queue()

@@ -214,16 +214,23 @@ def _bytes_of(statement: str) -> bytes:
 
 
 def row_of(given: Sequence[Any], token: str) -> TableRow:
-    """A row as it came. Headers that are no JSON object are left out: others may write there."""
+    """A row as it came."""
     identity, payload, headers, attempts = given
     if isinstance(payload, int | float | list):  # of a number, bytes() would make as many
         raise StoreSchemaError(f"a payload is {type(payload).__name__}, which none was before")
     body = payload.encode() if isinstance(payload, str) else bytes(payload or b"")
-    found = json.loads(headers) if headers else {}
-    plain = (
-        {k: v for k, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
-    )
-    return TableRow(identity, body, plain, attempts, token)
+    return TableRow(identity, body, _texts_in(headers), attempts, token)
+
+
+def _texts_in(headers: str | None) -> dict[str, str]:
+    """The texts in headers. What is no JSON object is left out: others may write there."""
+    try:
+        found = json.loads(headers) if headers else {}
+    except (ValueError, RecursionError):  # a column of text may have anything in it
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: value for name, value in found.items() if isinstance(value, str)}
 
 
 def rows_of(database: PostgresDatabase, statement: str, values: Mapping[str, Any]) -> list[Any]:

@@ -164,7 +164,7 @@ class TableStatements:
             hidden = ", ".join(_literal(each) for each in sorted(own))
             payload = f"(to_jsonb(t) - ARRAY[{hidden}]::text[])::text"
         headers = f"t.{column['headers']}::text" if "headers" in column else "NULL"
-        attempts = f"t.{column['attempts']}" if "attempts" in column else "0"
+        attempts = f"coalesce(t.{column['attempts']}, 0)" if "attempts" in column else "0"
         return (
             f"t.{column['id']} AS id, {payload} AS payload, {headers} AS headers,"
             f" {attempts} AS attempts"
@@ -181,9 +181,9 @@ class TableStatements:
 
     def _claim(self) -> str:
         column = self._columns
-        count = (
-            f", {column['attempts']} = t.{column['attempts']} + 1" if "attempts" in column else ""
-        )
+        count = ""
+        if "attempts" in column:  # NULL where another program has inserted it so
+            count = f", {column['attempts']} = coalesce(t.{column['attempts']}, 0) + 1"
         return f"""
 WITH locked AS MATERIALIZED (
     SELECT t.{column["id"]} AS id, {self._size} AS size FROM {self._table} AS t

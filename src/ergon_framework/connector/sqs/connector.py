@@ -48,6 +48,7 @@ from ergon_framework.connector.sqs.queue import (
 from ergon_framework.connector.sqs.wire import (
     MAX_BATCH_BYTES,
     as_received,
+    attributes_of,
     incoming,
     outgoing,
     plain_id,
@@ -570,7 +571,7 @@ class SqsConnector(ThreadedConsuming):
         try:
             body, headers = incoming(held.raw)
         except MalformedMessageError:
-            body, headers = held.raw["Body"].encode(), {}
+            body, headers = held.raw["Body"].encode(), attributes_of(held.raw)
         entry = as_received(outgoing(body, with_reason(headers, reason)), held.raw)
         if queue.dead_letters.endswith(FIFO):
             entry |= {

@@ -39,19 +39,36 @@ def outgoing(body: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
 
 def incoming(message: Mapping[str, Any]) -> tuple[bytes, dict[str, str]]:
     """Body and headers of a message that was received."""
-    headers = {}
+    headers = attributes_of(message)
+    try:
+        headers |= _unpacked(headers.pop(PACKED, "{}"))
+        is_encoded = headers.pop(ENCODING, "") == _BASE64
+        body = message["Body"].encode()
+        return (base64.b64decode(body, validate=True) if is_encoded else body), headers
+    except (ValueError, binascii.Error) as error:
+        raise MalformedMessageError(f"its attributes cannot be read: {error}") from error
+
+
+def attributes_of(message: Mapping[str, Any]) -> dict[str, str]:
+    """The attributes of a message that was received, each as a text."""
+    texts = {}
     for name, value in message.get("MessageAttributes", {}).items():
         text = value.get("StringValue")
         if text is None:
             text = base64.b64encode(value.get("BinaryValue", b"")).decode("ascii")
-        headers[name] = text
+        texts[name] = text
+    return texts
+
+
+def _unpacked(packed: str) -> dict[str, str]:
+    """Headers that had no attribute of their own. Anybody may have written there."""
     try:
-        headers |= json.loads(headers.pop(PACKED, "{}"))
-        is_encoded = headers.pop(ENCODING, "") == _BASE64
-        body = message["Body"].encode()
-        return (base64.b64decode(body, validate=True) if is_encoded else body), headers
-    except (ValueError, TypeError, AttributeError, binascii.Error) as error:
-        raise MalformedMessageError(f"its attributes cannot be read: {error}") from error
+        found = json.loads(packed)
+    except RecursionError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        raise ValueError(f"{PACKED} is no JSON object of texts")
+    return found
 
 
 def as_received(entry: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
