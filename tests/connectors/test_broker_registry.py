@@ -91,6 +91,8 @@ def test_a_mistake_in_a_url_is_told(url: str, message: str) -> None:
         f"redis://app:{SECRET}/@host/0?stream=a",
         f"redis://app:half?{SECRET}@host/0?stream=a",
         f"amqq://app:{SECRET}@host",
+        f"postgresql://app:%ff{SECRET}@host/db?table=orders",
+        f"nats://app:{SECRET}@[::1?stream=S&consumer=c",
     ],
 )
 def test_no_mistake_shows_a_password(url: str) -> None:
@@ -98,6 +100,28 @@ def test_no_mistake_shows_a_password(url: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         from_url(url)
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("odd", ["%ff", "%C3", "%ED%A0%80", "\udcff"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://u:ODD@host/0?stream=a",
+        "redis://host/0?stream=ODD",
+        "amqp://host/ODD",
+        "kafka://host:9092/ODD?group=g",
+        "mqtt://host/t?client_id=ODD",
+        "nats://u:ODD@host?stream=S&consumer=c",
+        "postgresql://u:ODD@host/db?table=t",
+        "post+https://host/x?name=ODD",
+        "rows+postgresql://u:ODD@host/db?table=t",
+        "sqs://us-east-1/ODD",
+    ],
+)
+def test_what_is_no_utf_8_text_in_a_url_is_refused(url: str, odd: str) -> None:
+    """Read as another character, it would be another password, queue or stream."""
+    with pytest.raises(ConfigurationError, match="UTF-8"):
+        from_url(url.replace("ODD", odd))
 
 
 def test_an_app_refuses_the_url_of_a_consumer_at_once() -> None:

@@ -40,6 +40,8 @@ def test_a_url_is_taken_apart(url: str, parts: tuple[str, str]) -> None:
         ("sqllite:///hunter2", "did you mean sqlite://? Otherwise write sqlite:///work.db"),
         ("sqlite+aiosqlite:///hunter2", "no other driver than ours (leave out +aiosqlite)"),
         ("postgresql+asyncpg://u:hunter2@h", "no other driver than ours (leave out +asyncpg)"),
+        ("postgresql://u:%ffhunter2@h/d", "is no UTF-8 text"),
+        ("postgresql://u:\udcffhunter2@h/d", "is no UTF-8 text"),
     ],
 )
 def test_a_url_that_names_no_store(url: str, told: str) -> None:

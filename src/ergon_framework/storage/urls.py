@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from urllib.parse import unquote_to_bytes
 
 from ergon_framework.errors import ConfigurationError
 
@@ -49,6 +50,21 @@ def refuse_withheld(value: object) -> None:
             remedy=f'write pass_secrets = ["{name}"] into the [executors.…] table of the executor',
             details={"variable": name},
         )
+
+
+def refuse_undecodable(url: str, what: str) -> None:
+    """Refuse a URL with bytes that are no UTF-8 text, percent-encoded or as they came.
+
+    Some readers take another character for them, which would be another password or queue, and
+    others fail with an error that shows them.
+    """
+    try:
+        unquote_to_bytes(url).decode()
+    except UnicodeError:
+        raise ConfigurationError(
+            f"the URL of {what} is no UTF-8 text",
+            remedy="write a character beyond ASCII as the bytes that it has in UTF-8: %C3%BC is ü",
+        ) from None
 
 
 def taken_apart(url: str, known: Sequence[str], forms: str, kept: str = "this") -> tuple[str, str]:
@@ -88,6 +104,8 @@ def taken_apart(url: str, known: Sequence[str], forms: str, kept: str = "this") 
         raise ConfigurationError(
             f"a store on {kind} takes no other driver than ours", remedy=f"leave out +{driver}"
         )
+    if kind != "sqlite":  # the path of a file is not decoded
+        refuse_undecodable(rest, f"a {kind} store")
     if kind == "memory" and rest:
         raise ConfigurationError(
             "a memory store has no name and no options", remedy="write memory://"

@@ -17,6 +17,7 @@ from ergon_framework.connector.broker.options import (
 )
 from ergon_framework.connector.broker.url import ENCODED
 from ergon_framework.errors import ConfigurationError, WiringError
+from ergon_framework.storage.urls import refuse_undecodable
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,9 @@ BROKERS: tuple[BrokerType, ...] = (
 )
 """One entry for each, in the order of the names."""
 REFERENCES = {each.name: each.reference for each in BROKERS}
+_DECODED = ("rows+postgresql://", "sqs://", "s3://")
+"""URLs that their connectors do not take apart as that of a broker, and decode. An address of HTTP
+is the API's to encode, and a folder may be called anything."""
 _BY_SCHEME = {scheme: each for each in BROKERS for scheme in each.schemes}
 
 
@@ -134,10 +138,13 @@ def complete_options(factory: Callable[..., Any], given: Mapping[str, Any]) -> d
         if _is_half(bare) and "@" in query:
             raise _refused("url", "the URL of the connector cannot be read", ENCODED)
         options["url"] = bare
+        refuse_undecodable(query, "the connector")
         for name, value in parse_qsl(query, keep_blank_values=True):
             if name in options:
                 raise _refused(name, f"the option {name!r} is given twice", "write it once")
             options[name] = value
+    if isinstance(url, str) and url.lower().startswith(_DECODED):
+        refuse_undecodable(url, "the connector")
     refuse_unknown(options, declared_options(factory))
     for name, parameter in inspect.signature(factory).parameters.items():
         if parameter.default is parameter.empty and name not in options:

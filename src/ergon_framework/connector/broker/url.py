@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from ergon_framework.errors import ConfigurationError, MissingExtraError
-from ergon_framework.storage.urls import is_torn, refuse_withheld
+from ergon_framework.storage.urls import is_torn, refuse_undecodable, refuse_withheld
 
 ENCODED = "write @, :, /, ? and # in a user or a password as %40, %3A, %2F, %3F and %23"
 MAX_PORT = 65535
@@ -60,6 +60,7 @@ class BrokerUrl:
                 f"the URL of a connector is text, not {type(url).__name__}",
                 remedy=f"write {example}; if it comes from a variable, see that it is set",
             )
+        refuse_undecodable(url, "the connector")
         scheme, mark, rest = url.partition("://")
         scheme = scheme.lower()
         if not mark or "#" in rest or is_torn(rest) or scheme not in schemes:

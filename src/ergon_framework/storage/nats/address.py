@@ -78,7 +78,10 @@ def address_of(url: str) -> NatsAddress:
         raise MissingExtraError(
             "a store on NATS needs nats-py", remedy="pip install 'ergon-framework[nats]'"
         )
-    parts = urlsplit(f"nats://{rest}")
+    try:
+        parts = urlsplit(f"nats://{rest}")
+    except ValueError:  # its text may hold the password
+        raise _unreadable() from None
     options = _options(parts)
     space = parts.path.strip("/") or DEFAULT_SPACE
     if not _SPACE.fullmatch(space):
@@ -173,11 +176,15 @@ def _host_and_port(text: str) -> tuple[str, int]:
     except ValueError:
         host, port = None, None
     if not host or set(host) & {" ", "\0"}:
-        raise ConfigurationError(
-            "the URL of the NATS store cannot be read",
-            remedy=f"{FORMS}; write @, : and / in a password as %40, %3A and %2F",
-        )
+        raise _unreadable()
     return (f"[{host}]" if ":" in host else host), port or PORT
+
+
+def _unreadable() -> ConfigurationError:
+    return ConfigurationError(
+        "the URL of the NATS store cannot be read",
+        remedy=f"{FORMS}; write @, : and / in a password as %40, %3A and %2F",
+    )
 
 
 def _replicas(text: str) -> int:

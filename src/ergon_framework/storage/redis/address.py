@@ -8,7 +8,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from ergon_framework.errors import ConfigurationError, MissingExtraError
 from ergon_framework.storage.connection_errors import Options
-from ergon_framework.storage.urls import ACKNOWLEDGE, accepts_unsynced
+from ergon_framework.storage.urls import ACKNOWLEDGE, accepts_unsynced, refuse_undecodable
 
 FORMS = "write redis://host:6379/0, redis://user:password@host/0, or rediss:// for TLS"
 PORT = 6379
@@ -46,6 +46,7 @@ def address_of(url: str, prefix: str | None = None) -> RedisAddress:
         raise MissingExtraError(
             "a store on Redis needs redis-py", remedy="pip install 'ergon-framework[redis]'"
         ) from error
+    refuse_undecodable(url, "a redis store")
     try:
         parts = urlsplit(url)
         port = parts.port or PORT
