@@ -10,11 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from ergon_framework.connector.broker.leases import DeliveryExpiredError
 from ergon_framework.connector.postgres import PostgresConnector
-from ergon_framework.errors import ChannelLostError, ConfigurationError, ErgonError
+from ergon_framework.errors import (
+    ChannelLostError,
+    ConfigurationError,
+    ErgonError,
+    StoreUnavailableError,
+)
 from ergon_framework.ports.transaction import Transaction
 from tests import fork_server
 from tests.connectors import diary_consumer
@@ -170,6 +176,51 @@ def test_a_long_handler_keeps_its_row(postgres_url: str, tmp_path: Path) -> None
         with consuming(connector, diary, seconds=3 * SHORT):
             until(lambda: rows(postgres_url, table) == 0, "the work")
     assert noted(diary, "began").total() == 2
+
+
+def test_a_row_that_somebody_locks_ends_no_lease(postgres_url: str) -> None:
+    """A handler's own transaction may hold its row. No lease in hand ends, and both settle."""
+    table = new_table(postgres_url, LEASED)
+    given = options(postgres_url, table, lease=3 * SHORT)
+    look = f"SELECT visible_at > now() + interval '2 s' FROM {table} WHERE id = 't1'"
+    with PostgresConnector(**given) as connector, PostgresConnector(**given) as other:
+        connector.dispatch_transactions(some(2))
+        first, second = connector.fetch_transactions(2)
+        with psycopg.connect(postgres_url) as holder:
+            holder.execute(f"SELECT FROM {table} WHERE id = 't0' FOR UPDATE".encode())
+            [(ends,)] = execute(postgres_url, f"SELECT visible_at FROM {table} WHERE id = 't1'")
+            passed = "SELECT now() > %s + interval '1 s'"
+            until(lambda: execute(postgres_url, passed, (ends,)) == [(True,)])
+            assert execute(postgres_url, look) == [(True,)]  # it was renewed beside the other
+            assert other.fetch_transactions(2) == []
+            connector.ack(second)
+        connector.ack(first)
+    assert rows(postgres_url, table) == 0
+
+
+def test_a_settlement_that_a_lock_stops_is_no_outage(postgres_url: str) -> None:
+    """It fails by itself: the connection is good, and so is the health of the connector."""
+    table = new_table(postgres_url, LEASED)
+    says_no = (
+        "LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'canceling statement due to lock timeout'"
+        " USING ERRCODE = '55P03'; END $$"
+    )
+    execute(postgres_url, f"CREATE FUNCTION {table}_held() RETURNS trigger {says_no}")
+    with PostgresConnector(**options(postgres_url, table, lease=60)) as connector:
+        connector.dispatch_transactions(some(2))
+        first, second = connector.fetch_transactions(2)
+        execute(
+            postgres_url,
+            f"CREATE TRIGGER held BEFORE DELETE ON {table} FOR EACH ROW WHEN (OLD.id = 't0')"
+            f" EXECUTE FUNCTION {table}_held()",
+        )
+        with pytest.raises(StoreUnavailableError, match="lock timeout"):
+            connector.ack(first)
+        assert connector.health()
+        connector.ack(second)
+        execute(postgres_url, f"DROP TRIGGER held ON {table}")
+        connector.ack(first)
+    assert rows(postgres_url, table) == 0
 
 
 def test_two_consumers_share_a_table(postgres_url: str, tmp_path: Path) -> None:

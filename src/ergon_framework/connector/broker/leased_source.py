@@ -138,7 +138,9 @@ class LeasedSource(Generic[S]):
         try:
             return work(session)
         except StoreUnavailableError as error:
-            self.connection.lost(session, error)
+            # A system that undid one statement, because of a lock say, is no system that is away.
+            if not error.details.get("is_undone"):
+                self.connection.lost(session, error)
             raise
 
     def refuse_closed(self) -> None:

@@ -331,6 +331,8 @@ class PostgresConnector(ThreadedTwins):
             try:
                 self._with_session(settle)
             except StoreUnavailableError as error:
+                if error.details.get("is_undone"):
+                    raise  # whoever stood in the way does so still: the engine tries it later
                 lease.is_unsure = lease.is_unsure or bool(error.details.get("is_lost"))
                 if not self._is_leased:
                     raise ChannelLostError(

@@ -289,14 +289,28 @@ SELECT id, payload, headers, attempts FROM (
 
     @property
     def renew(self) -> str:
-        """Keep rows for another while; the leases of those that are still ours."""
-        column = self._columns
-        return (
-            f"UPDATE {self._table} SET {column['visible_at']} = now() + make_interval(secs =>"
-            f" %(seconds)s) WHERE {column['id']} = ANY(%(ids)s::{self._type_of('id')}[])"
-            f" AND {column['lease']} = ANY(%(tokens)s::{self._type_of('lease')}[])"
-            f" RETURNING {column['id']}, {column['lease']}::text"
+        """Keep rows for another while; the leases of those that are still ours.
+
+        One that somebody else's transaction has locked, perhaps the handler's own, holds up no
+        other. It is left as it is: while it is locked nobody can claim it, and the next round
+        renews it.
+        """
+        identity, lease = self._columns["id"], self._columns["lease"]
+        ours = (
+            f"t.{identity} = ANY(%(ids)s::{self._type_of('id')}[])"
+            f" AND t.{lease} = ANY(%(tokens)s::{self._type_of('lease')}[])"
         )
+        return f"""
+WITH free AS MATERIALIZED (
+    SELECT t.{identity} AS id FROM {self._table} AS t WHERE {ours} FOR UPDATE SKIP LOCKED
+), kept AS (
+    UPDATE {self._table} AS t SET {self._columns["visible_at"]} = now()
+        + make_interval(secs => %(seconds)s)
+    FROM free WHERE t.{identity} = free.id RETURNING t.{identity} AS id, t.{lease}::text AS lease
+)
+SELECT id, lease FROM kept
+UNION ALL SELECT t.{identity}, t.{lease}::text FROM {self._table} AS t
+WHERE {ours} AND t.{identity} NOT IN (SELECT id FROM free)"""
 
     # ---- writing --------------------------------------------------------------------------------
 

@@ -79,6 +79,9 @@ _REMEDIES = {
     "40P01": _BEGIN_AGAIN,
     "55P03": "somebody holds what is wanted: see who keeps a transaction open, then try again",
 }
+_UNDONE = frozenset({"40001", "40P01", "55P03", "57014"})
+"""The server has answered: it undid this one transaction, because of another one or of somebody who
+cancelled it."""
 _REFUSED = ("22", "23", "54")
 """Classes of values that are taken for impossible, however often they are sent."""
 _STRANGER = ("password authentication failed", "no password supplied", "no pg_hba.conf entry")
@@ -161,12 +164,15 @@ def translate(error: BaseException, name: str) -> StoreError:
             remedy="check the server's disk, and restore a backup if it is damaged",
         )
     if state.startswith(_AWAY) or (not state and not isinstance(error, psycopg.DataError)):
+        # Without a state the connection broke; 08 and 57P say the same. Only then may a commit have
+        # happened.
+        about = {"is_lost": not state or state.startswith(("08", "57P"))}
+        if state in _UNDONE:
+            about["is_undone"] = True
         return StoreUnavailableError(
             f"{name} cannot be used for now: {text}",
             remedy=_REMEDIES.get(state, _REMEDY),
-            # Without a state the connection broke; 08 and 57P say the same. Only then may a commit
-            # have happened.
-            details={"is_lost": not state or state.startswith(("08", "57P"))},
+            details=about,
         )
     if state in _NOT_PREPARED:
         return StoreUnavailableError(
