@@ -25,7 +25,12 @@ from connector_parts.postgres import postgres
 from connector_parts.rabbitmq import rabbitmq
 from connector_parts.redis_streams import redis_streams
 from connector_parts.sqs import sqs
-from connector_parts.steady import steady_nats, steady_rabbitmq, steady_redis_streams
+from connector_parts.steady import (
+    steady_nats,
+    steady_rabbitmq,
+    steady_redis_streams,
+    steady_redis_streams_threads,
+)
 from harness import Benchmark
 
 CASES = {
@@ -37,6 +42,7 @@ CASES = {
     "sqs": sqs,
     "mqtt": mqtt,
     "steady-redis-streams": steady_redis_streams,
+    "steady-redis-streams-threads": steady_redis_streams_threads,
     "steady-nats": steady_nats,
     "steady-rabbitmq": steady_rabbitmq,
 }
