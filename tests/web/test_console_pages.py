@@ -16,9 +16,10 @@ import pytest
 from fastapi import FastAPI
 
 from ergon_framework.app.settings import load_settings
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.jobs import JobClient
 from ergon_framework.jobs.store_urls import open_store
-from ergon_framework.ports.jobstore import NewJob
+from ergon_framework.ports.jobstore import NewJob, WorkerRecord
 from ergon_framework.web.application import create_app
 from tests.web.console_client import ConsoleClient
 from tests.web.content import TENANT, fill_calls, fill_jobs, fill_zone, settings_in
@@ -448,6 +449,32 @@ def test_workers(client: ConsoleClient) -> None:
     [found] = client.get("/console/workers?format=json").json()["items"]
     assert (found["id"], found["state"], found["busy"]) == ("w1", "running", 1)
     assert "python 1" in page(client, "/console/workers")
+
+
+def test_workers_with_the_jobs_that_each_holds(opened: Opened, tmp_path: Path) -> None:
+    """The first ones of each by name, with links; jobs of a worker that is gone hide none."""
+    names = [f"h{n}" for n in range(12)]
+    with closing(open_store(f"sqlite:///{tmp_path}/work.db")) as store:
+        store.add([NewJob(id=f"a/{name}", handler=name, queue="mail") for name in names])
+        store.add([NewJob(id="other", handler="other", queue="pics")])
+        for worker, queue in (("w1", "mail"), ("gone", "pics")):
+            slots = {"python": 20}
+            ask = ClaimRequest(
+                worker=worker, lease=60.0, slots=slots, default="python", queues=(queue,)
+            )
+            store.settle_and_claim([], ask)
+        now = store.now()
+        pools = {"python": {"in_flight": 12, "pool_size": 12}}
+        store.heartbeat(
+            WorkerRecord(id="w1", host="h", pid=1, version="1", started_at=now, executors=pools)
+        )
+    client = opened()
+    [found] = client.get("/console/workers?format=json").json()["items"]
+    assert len(found["jobs"]) == 10
+    assert {job["queue"] for job in found["jobs"]} == {"mail"}
+    text = page(client, "/console/workers")
+    assert all(f'href="/console/jobs/{job["id"]}"' in text for job in found["jobs"])
+    assert 'href="/console/jobs?status=active">all that run' in text
 
 
 def test_zones(opened: Opened, tmp_path: Path) -> None:

@@ -19,6 +19,10 @@ from ergon_framework.web.responses import cursor_place, cursor_text, page
 
 MOST_COMPARED = 1000
 """Jobs that gave up, of which the errors are compared: the latest."""
+MOST_RUNNING = 500
+"""Jobs that run, of which is told who holds them: the newest."""
+MOST_HELD = 10
+"""Jobs of one worker that its row names."""
 FIRES = 10
 FAMILY_COLUMNS = ("number", "handler", "code", "message", "first_at", "last_at", "queues")
 SCHEDULE_COLUMNS = (
@@ -149,16 +153,32 @@ def _firing(schedule: Schedule) -> tuple[float, str]:
 
 
 def workers_document(source: JobBackend, limit: int, cursor: str | None) -> dict[str, Any]:
-    """Some workers by id, with their executors and what they have done, and how many there are."""
+    """Some workers by id, with their executors and the jobs that they hold; how many there are."""
     with source.opened() as client:
         now = client.store.now()
         stored = client.store.workers()
+        held = held_by(client.store.search(Search(statuses=(JobStatus.ACTIVE,)), MOST_RUNNING))
     rows = [
-        {**worker_view(each, now), "quiet_for": round(max(0.0, now - each.seen_at), 1)}
+        {
+            **worker_view(each, now),
+            "quiet_for": round(max(0.0, now - each.seen_at), 1),
+            "jobs": held.get(each.id, []),
+        }
         for each in stored
     ]
     after = None if cursor is None else cursor_place(cursor, str)
     return {"number": len(rows), **by_name(rows, "id", limit, after)}
+
+
+def held_by(running: Iterable[Job]) -> dict[str, list[dict[str, Any]]]:
+    """The jobs that run, by the worker that holds them: the first ones of each."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for job in islice(running, MOST_RUNNING):
+        jobs = found.setdefault(job.worker or "", [])
+        if len(jobs) < MOST_HELD:
+            since = moment(job.claimed_at)
+            jobs.append({"id": job.id, "handler": job.handler, "queue": job.queue, "since": since})
+    return found
 
 
 def pools_of(worker: Mapping[str, Any]) -> list[tuple[str, int, int | None]]:
