@@ -192,6 +192,26 @@ def test_an_empty_id_does_not_mean_all_jobs(place: Place) -> None:
     assert place.statuses() == before
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "said"),
+    [
+        ("change", {"action": "nope"}, "form.action"),
+        ("change", {"action": "cancel", "told": "-1", "sure": "yes"}, "form.told"),
+        ("change", {"action": "cancel", "id": ""}, "form.id"),
+        ("pause", {"action": "nope", "queue": "mail"}, "form.action"),
+        ("flow", {"action": "nope", "id": "f"}, "form.action"),
+    ],
+)
+def test_a_field_of_a_form_is_named_as_such(
+    place: Place, path: str, fields: dict[str, str], said: str
+) -> None:
+    """The address has no such parameter, in which one would look for the mistake."""
+    client = place.signed_in()
+    answer = send(client, path, secret=secret(client), **fields)
+    assert answer.status_code == 422
+    assert f"<code>{said}</code>" in answer.text
+
+
 def test_what_the_state_forbids(place: Place) -> None:
     """A job that moved meanwhile: the page says what it is and what can be done."""
     client = place.signed_in()

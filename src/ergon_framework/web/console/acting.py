@@ -68,7 +68,9 @@ class FormTaker:
         try:
             fields = parse_qs(text, keep_blank_values=True, max_num_fields=100)
         except ValueError:
-            raise InvalidParameterError("form", "has too many fields", "send fewer") from None
+            raise InvalidParameterError(
+                "fields", "are too many", "send fewer", where="form"
+            ) from None
         return Given([(name, value) for name, values in fields.items() for value in values])
 
     def actor(self, request: Request, form: Given) -> BrowserSession:
@@ -151,7 +153,7 @@ def action_in(form: Given) -> Action:
     found = ACTIONS.get(form.get("action", ""))
     if found is None:
         raise InvalidParameterError(
-            "action", "is none of ours", f"send one of {', '.join(ACTIONS)}"
+            "action", "is none of ours", f"send one of {', '.join(ACTIONS)}", where="form"
         )
     return found
 
@@ -159,7 +161,7 @@ def action_in(form: Given) -> Action:
 def search_in(action: Action, form: Given) -> Search:
     """The jobs that a filter chooses, of those that the action is for."""
     if not action.is_for_many:
-        raise InvalidParameterError("action", "is for one job", "send the id of a job")
+        raise InvalidParameterError("action", "is for one job", "send the id", where="form")
     behind = form.get("behind")
     below = cursor_place(behind, Place) if behind else None
     found = search_of(action, params_of(_filter(form), 1))
@@ -172,7 +174,8 @@ def _limit(form: Given) -> int:
     if not text:
         return MOST_AT_ONCE
     if not (text.isascii() and text.isdecimal() and len(text) < _MOST_DIGITS):
-        raise InvalidParameterError("told", "is no number of jobs", "load the page again")
+        remedy = "load the page again"
+        raise InvalidParameterError("told", "is no number of jobs", remedy, where="form")
     return min(int(text), MOST_AT_ONCE)
 
 

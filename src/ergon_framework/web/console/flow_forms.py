@@ -49,7 +49,9 @@ def _action_in(form: Given) -> FlowAction:
     found = FLOW_ACTIONS.get(form.get("action", ""))
     if found is None:
         known = ", ".join((*FLOW_ACTIONS, SIGNAL))
-        raise InvalidParameterError("action", "is none of ours", f"send one of {known}")
+        raise InvalidParameterError(
+            "action", "is none of ours", f"send one of {known}", where="form"
+        )
     return found
 
 

@@ -483,7 +483,7 @@ class Console:
         is_sure = form.get("sure") == "yes"
         job_id = form.get("id", "")
         if "id" in form and not job_id:  # without the field, a filter chooses: an empty one, all
-            raise InvalidParameterError("id", "is empty", "send the id of a job")
+            raise InvalidParameterError("id", "is empty", "send the id of a job", where="form")
         if job_id:
             if action.asks_first and not is_sure:
                 return _question(action, form, BulkQuestion(1, {"id": [job_id]}, None))
@@ -506,7 +506,8 @@ class Console:
         form = await self._taker.form(request)
         actor, wanted = self._taker.actor(request, form), form.get("action", "")
         if wanted not in (PAUSE, RESUME):
-            raise InvalidParameterError("action", "is none of ours", f"send {PAUSE} or {RESUME}")
+            remedy = f"send {PAUSE} or {RESUME}"
+            raise InvalidParameterError("action", "is none of ours", remedy, where="form")
         queue = form.get("queue", "")
         await self._taker.actions.pause(queue, actor.name, is_paused=wanted == PAUSE)
         return RedirectResponse(f"{_root(request)}/queues?name={quote(queue)}&did={wanted}", 303)
