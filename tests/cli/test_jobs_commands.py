@@ -645,6 +645,24 @@ def test_rows_that_cannot_be_read(ergon: JobCommands) -> None:
 # ---- dlq ----------------------------------------------------------------------------------------
 
 
+def test_dlq_families(ergon: JobCommands) -> None:
+    """Jobs that failed alike are one row, the largest first, as the console shows them."""
+    ergon.bury("a", "b")
+    ergon.client.enqueue("render", id="c", max_attempts=1, queue="pics")
+    ergon.hand.run(BROKEN)
+    first, second = ergon("dlq", "families", "--json").json
+    assert (first["number"], first["handler"], first["queues"]) == (2, "h", ["default"])
+    assert first["latest_id"] == "b"
+    assert (second["number"], second["handler"], second["code"]) == (1, "render", "ValueError")
+    assert [
+        each["handler"] for each in ergon("dlq", "families", "--queue", "pics", "--json").json
+    ] == ["render"]
+    table = ergon("dlq", "families", "--limit", "1").out
+    assert "ValueError" in table
+    assert "render" not in table
+    assert ergon("dlq", "families", "--code", "Other", "--json").json == []
+
+
 def test_dlq_lists_only_dead_jobs(ergon: JobCommands) -> None:
     """With their last failure; one that is not dead is not shown."""
     ergon.bury("a")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.web.content import fill_jobs
 
 pytestmark = [pytest.mark.req("SCALE:url-errors"), pytest.mark.slow]
 
@@ -18,7 +21,7 @@ ZONE = f'[zones.plant]\nstore = "{URL}"\nobjects = "objects"\n'
 # A process of its own: here, modules that need the driver may have been imported long ago.
 PROGRAM = """
 import sys
-sys.modules["psycopg"] = None
+sys.modules.update(dict.fromkeys(sys.argv[1:]))
 from ergon_framework.cli import invoke
 for number, line in enumerate(sys.stdin.read().splitlines()):
     print(f"== {number}", flush=True)
@@ -27,11 +30,13 @@ for number, line in enumerate(sys.stdin.read().splitlines()):
 """
 
 
-def told(folder: Path, settings: str, commands: list[str]) -> list[str]:
+def told(
+    folder: Path, settings: str, commands: list[str], missing: Sequence[str] = ("psycopg",)
+) -> list[str]:
     """All that each command prints, with its exit code."""
     (folder / "ergon.toml").write_text(settings)
     done = subprocess.run(  # noqa: S603 - this interpreter
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM, *missing],
         input="\n".join(commands),
         capture_output=True,
         text=True,
@@ -75,3 +80,16 @@ def test_whoever_asks_why_is_told_what_could_not_be_asked(tmp_path: Path) -> Non
     [said] = told(tmp_path, SHARED, ["why x"])
     assert "code 1" in said
     assert EXTRA in said
+
+
+@pytest.mark.req("ONE:serve")
+def test_what_a_terminal_shows_needs_no_package_of_the_server(tmp_path: Path) -> None:
+    """The words are those of the console, which belongs to an extra."""
+    fill_jobs(tmp_path, dead=2)
+    missing = ("fastapi", "starlette", "jinja2", "uvicorn")
+    commands = ["top --once", "dlq families"]
+    top, families = told(tmp_path, '[store]\nurl = "sqlite:///work.db"\n', commands, missing)
+    assert "code 0" in top
+    assert "2 jobs have given up" in top
+    assert "code 0" in families
+    assert "expired" in families

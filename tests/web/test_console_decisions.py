@@ -27,11 +27,11 @@ from ergon_framework.web.console.formatting import (
     size,
     span,
 )
+from ergon_framework.web.console.job_look import families
 from ergon_framework.web.console.part_pages import provider_rows
 from ergon_framework.web.console.rates import JobRates
 from ergon_framework.web.console.sharing import SharedLook
 from ergon_framework.web.console.timeline import timeline_of
-from ergon_framework.web.console.work_pages import families
 
 pytestmark = pytest.mark.req("ONE:serve")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ergon_framework.jobs.client import JobClient
     from ergon_framework.ports.jobstore import Search
 
+FAMILY_COLUMNS = ("number", "handler", "code", "message", "last_at", "latest_id")
 MAX_NAMED = 3
 """The most jobs left alone for which the reason is read."""
 
@@ -191,6 +193,28 @@ def list_dead(
     # Instants are in RFC 3339 and UTC, so their texts sort as they do.
     rows.sort(key=lambda row: str(row.get("created_at") or row.get("occurred_at")), reverse=True)
     show_list(rows[:limit], ["kind", *COLUMNS], as_json=as_json)
+
+
+@app.command()
+def families(
+    *,
+    queue: OfQueue = None,
+    handler: OfHandler = None,
+    code: OfCode = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many families.")] = 50,
+    config: ConfigPath = None,
+    url: StoreUrl = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the latest 1,000 dead-lettered jobs by handler and error, the largest family first."""
+    from ergon_framework.web.console.job_look import MOST_COMPARED
+    from ergon_framework.web.console.job_look import families as families_of
+
+    filters = _Filters(LetterKind.JOB, (queue, handler, code), (None, None), None)
+    with opened(config, url, reads=True) as client:
+        found = client.store.search(filters.search(client), MOST_COMPARED)
+        rows = families_of(islice(found, MOST_COMPARED))
+    show_list(rows[:limit], FAMILY_COLUMNS, as_json=as_json)
 
 
 @app.command()

@@ -1,16 +1,20 @@
-"""One look at a job store, which costs the same however many jobs and queues there are.
+"""One look at a job store, which costs the same however many jobs and queues there are; families
+of dead letters.
 
-``ergon top`` has it, too: nothing here needs the server, which belongs to an extra.
+``ergon top`` and ``ergon dlq`` have them, too: nothing here needs the server, which belongs to an
+extra.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.views import error_view, queue_views, unsynced, worker_view
+from ergon_framework.core.text import one_line
+from ergon_framework.jobs.views import error_view, moment, queue_views, unsynced, worker_view
 from ergon_framework.ports.jobstore import (
     FullJobStore,
     Job,
@@ -21,6 +25,7 @@ from ergon_framework.ports.jobstore import (
     bound_for,
 )
 from ergon_framework.web.console.attention import JobsSeen
+from ergon_framework.web.console.formatting import error_family
 from ergon_framework.web.console.rates import JobRates
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
@@ -32,6 +37,10 @@ MOST_OF_MANY = 100
 """Where there are more: the first ones, and those with due jobs."""
 MOST_NAMED = 1_000
 """Queues that are counted."""
+MOST_COMPARED = 1000
+"""Jobs that gave up, of which the errors are compared: the latest."""
+MAX_MESSAGE = 160
+"""Characters of an error that stand for a family."""
 _WAITING = (JobStatus.PENDING, JobStatus.RETRYING)
 
 
@@ -111,6 +120,54 @@ def busiest_first(rows: Iterable[Row]) -> list[Row]:
         return counts["pending"] + counts["retrying"] + counts["active"], counts["failed"]
 
     return sorted(rows, key=backlog, reverse=True)
+
+
+def families(jobs: Iterable[Job]) -> list[dict[str, Any]]:
+    """Families of jobs, the largest first; each is told by the message of its latest job."""
+    found: dict[tuple[str, str, str], _Family] = {}
+    known: dict[tuple[str, str, str], _Family] = {}  # by what a job says itself: most say the same
+    for job in jobs:  # the newest first
+        failure = job.last_error
+        code, message = (job.why, "") if failure is None else (failure.code, failure.message)
+        said = job.handler, code, message
+        family = known.get(said)
+        if family is None:
+            family = found.setdefault(error_family(*said), _Family(job, code, message))
+            known[said] = family
+        family.take(job)
+    return [each.view() for each in sorted(found.values(), key=lambda one: -one.number)]
+
+
+class _Family:
+    """Jobs that gave up for the same reason."""
+
+    def __init__(self, latest: Job, code: str, message: str) -> None:
+        self._latest, self._code, self._message = latest, code, message
+        self.number = 0
+        self._first, self._last = math.inf, -math.inf
+        self._queues: dict[str, None] = {}
+
+    def take(self, job: Job) -> None:
+        """Count one of them."""
+        self.number += 1
+        self._queues[job.queue] = None
+        if job.finished_at is not None:
+            self._first = min(self._first, job.finished_at)
+            self._last = max(self._last, job.finished_at)
+
+    def view(self) -> dict[str, Any]:
+        """All of them as plain values."""
+        has_ended = self._last >= self._first
+        return {
+            "number": self.number,
+            "handler": self._latest.handler,
+            "code": self._code,
+            "message": one_line(self._message)[:MAX_MESSAGE],
+            "latest_id": self._latest.id,
+            "last_at": moment(self._last if has_ended else None),
+            "first_at": moment(self._first if has_ended else None),
+            "queues": list(self._queues),
+        }
 
 
 def _failure(job: Job) -> dict[str, str] | None:

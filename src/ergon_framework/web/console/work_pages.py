@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.core.text import one_line
 from ergon_framework.jobs.scheduler import Scheduler
 from ergon_framework.jobs.views import moment, schedule_view, worker_view
 from ergon_framework.ports.jobstore import Job, Schedule, Search
 from ergon_framework.web.backends import JobBackend
-from ergon_framework.web.console.formatting import error_family
+from ergon_framework.web.console.job_look import MOST_COMPARED, families
 from ergon_framework.web.job_routes import by_name
 from ergon_framework.web.responses import cursor_place, cursor_text, page
 
-MOST_COMPARED = 1000
-"""Jobs that gave up, of which the errors are compared: the latest."""
 MOST_RUNNING = 500
 """Jobs that run, of which is told who holds them: the newest."""
 MOST_HELD = 10
@@ -51,7 +47,6 @@ WORKER_COLUMNS = (
     "started_at",
     "seen_at",
 )
-MAX_MESSAGE = 160
 NEVER = 1e18
 """An instant behind all others, in seconds, which JSON can carry."""
 
@@ -66,54 +61,6 @@ def dead_letters_document(source: JobBackend) -> dict[str, Any]:
         "is_all": len(found) < MOST_COMPARED,
         "items": families(found),
     }
-
-
-def families(jobs: Iterable[Job]) -> list[dict[str, Any]]:
-    """Families of jobs, the largest first; each is told by the message of its latest job."""
-    found: dict[tuple[str, str, str], _Family] = {}
-    known: dict[tuple[str, str, str], _Family] = {}  # by what a job says itself: most say the same
-    for job in jobs:  # the newest first
-        failure = job.last_error
-        code, message = (job.why, "") if failure is None else (failure.code, failure.message)
-        said = job.handler, code, message
-        family = known.get(said)
-        if family is None:
-            family = found.setdefault(error_family(*said), _Family(job, code, message))
-            known[said] = family
-        family.take(job)
-    return [each.view() for each in sorted(found.values(), key=lambda one: -one.number)]
-
-
-class _Family:
-    """Jobs that gave up for the same reason."""
-
-    def __init__(self, latest: Job, code: str, message: str) -> None:
-        self._latest, self._code, self._message = latest, code, message
-        self.number = 0
-        self._first, self._last = math.inf, -math.inf
-        self._queues: dict[str, None] = {}
-
-    def take(self, job: Job) -> None:
-        """Count one of them."""
-        self.number += 1
-        self._queues[job.queue] = None
-        if job.finished_at is not None:
-            self._first = min(self._first, job.finished_at)
-            self._last = max(self._last, job.finished_at)
-
-    def view(self) -> dict[str, Any]:
-        """All of them as plain values."""
-        has_ended = self._last >= self._first
-        return {
-            "number": self.number,
-            "handler": self._latest.handler,
-            "code": self._code,
-            "message": one_line(self._message)[:MAX_MESSAGE],
-            "latest_id": self._latest.id,
-            "last_at": moment(self._last if has_ended else None),
-            "first_at": moment(self._first if has_ended else None),
-            "queues": list(self._queues),
-        }
 
 
 def families_page(found: Mapping[str, Any], limit: int, cursor: str | None) -> dict[str, Any]:
