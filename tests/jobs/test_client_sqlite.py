@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.job import Succeeded
-from ergon_framework.errors import ConfigurationError, DuplicateJobError, ErgonError
+from ergon_framework.errors import (
+    ConfigurationError,
+    DuplicateJobError,
+    ErgonError,
+    JobError,
+    JobNotFoundError,
+)
+from ergon_framework.jobs import Unique
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.ports.jobstore import Search, Topic
 from tests.jobs.manual_worker import Hand, NotedSubscription
@@ -158,3 +165,64 @@ def test_wrong_urls(url: str) -> None:
     """Each says how it is written."""
     with pytest.raises(ConfigurationError, match=r"sqlite:///work\.db"):
         JobClient(url)
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda c: c.enqueue_many(["h", "h"], chunk=1, progress=True), "progress"),
+        (lambda c: c.enqueue_many(["h", "h"], chunk=-1), "chunk"),
+        (lambda c: c.enqueue_many(["h", "h"], chunk=1.5), "chunk"),
+        (lambda c: c.enqueue_many(["h", "h"], chunk="1"), "chunk"),
+        (lambda c: list(c.jobs(limit="3")), "limit"),
+        (lambda c: list(c.jobs(limit=-1)), "limit"),
+        (lambda c: c.chain("h", name=0), "name"),
+        (lambda c: c.group(["h"], name=[]), "name"),
+        (lambda c: c.enqueue("h", unique=Unique(states=5)), "states"),
+        (lambda c: c.enqueue("h", unique=Unique(states=[["pending"]])), "state"),
+        (lambda c: c.schedules.put(b"x", "h", cron="@daily"), "name"),
+        (lambda c: c.schedules.get(7), "name"),
+        (lambda c: c.schedules.pause(None), "name"),
+        (lambda c: c.schedules.delete(["x"]), "name"),
+        (lambda c: c.schedules.run({}), "name"),
+        (lambda c: c.schedules.fires(b"x"), "name"),
+        (lambda c: c.flow(_gate(c)).signal(["ok"]), "signal"),
+        (lambda c: c.flow(_gate(c)).signal("\ud800"), "signal"),
+        (lambda c: c.flow(_gate(c)).signal(None), "signal"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["sqlite", "memory"])
+def test_a_value_of_a_wrong_type_is_named(
+    tmp_path: Path, kind: str, call: Callable[[Any], object], named: str
+) -> None:
+    """The error is one of ours, says what was wrong, and nothing was stored before it."""
+    url = "memory://" if kind == "memory" else f"sqlite:///{tmp_path / 'jobs.db'}"
+    with JobClient(url) as client:
+        with pytest.raises(JobError, match=named) as raised:
+            call(client)
+        assert raised.value.remedy
+        assert client.count(handler="h") == 0
+        assert client.schedules.all() == []
+
+
+def _gate(client: JobClient) -> str:
+    return client.chain(client.wait_for_signal("ok")).enqueue()
+
+
+def test_a_flow_without_a_name_may_say_so(tmp_path: Path) -> None:
+    """``name=None`` is a name left out, as where a variable has none."""
+    with JobClient(f"sqlite:///{tmp_path / 'jobs.db'}") as client:
+        assert client.flow(client.chain("h", name=None).enqueue()).show().name == ""
+
+
+@pytest.mark.parametrize("wanted", ["\ud800", "no-such-job"])
+def test_an_id_that_no_store_can_hold_is_that_of_no_job(tmp_path: Path, wanted: str) -> None:
+    """What is no UTF-8 is no id, so there is no such job or flow."""
+    with JobClient(f"sqlite:///{tmp_path / 'jobs.db'}") as client:
+        for call in (client.find, client.status, client.cancel, client.retry, client.flow):
+            with pytest.raises(JobNotFoundError):
+                call(wanted)
+        with pytest.raises(JobNotFoundError):
+            client.result(wanted, timeout=0.01)
+        with pytest.raises(JobNotFoundError):
+            client.enqueue("h", after=wanted)

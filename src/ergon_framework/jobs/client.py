@@ -281,12 +281,15 @@ class JobClient:
         With ``connection``, all of them are the caller's to commit; call :meth:`announce` then.
         """
         ids: list[EnqueuedJob] = []
+        size = whole_or_none(chunk, "chunk") or self._max_batch + 1
+        if progress is not None and not callable(progress):
+            raise refusal("progress", "cannot be called", "give a function of one number")
         with enqueue_span(options, begins=False) as span:
             common = {**self._context(), **with_trace_context(span, options)}
             specs = listed("jobs", jobs, "jobs", 'enqueue_many([("mail", ["ada"])])')
             made = (self._new(*spread(spec, common)) for spec in specs)
             try:
-                for batch in batches(made, chunk or self._max_batch + 1):
+                for batch in batches(made, size):
                     ids += self._added(self._bounded(batch), connection)
                     if progress is not None:
                         progress(len(ids))
@@ -413,7 +416,7 @@ class JobClient:
             for job in client.jobs(tags=["customer:42"], status="failed", error="timeout"):
                 print(job.id)
         """
-        return self.store.search(search_of(search, criteria), limit)
+        return self.store.search(search_of(search, criteria), whole_or_none(limit))
 
     def count(self, search: Search | None = None, **criteria: Unpack[JobFilter]) -> int:
         """How many jobs match."""

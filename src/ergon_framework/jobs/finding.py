@@ -71,15 +71,15 @@ def refuse_empty(given: Mapping[str, Any], found: Search) -> None:
             )
 
 
-def whole_or_none(limit: Any) -> int | None:
-    """How many jobs are changed at most; None: all that match."""
+def whole_or_none(limit: Any, field: str = "limit") -> int | None:
+    """A number of jobs that somebody gives; None: all that match."""
     if limit is None:
         return None
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
         raise JobError(
-            "limit is no whole number of jobs",
+            f"{field} is no whole number of jobs",
             remedy="give a number of 0 or more, or leave it out",
-            details={"field": "limit"},
+            details={"field": field},
         )
     return limit
 

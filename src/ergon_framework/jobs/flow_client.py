@@ -43,7 +43,8 @@ from ergon_framework.jobs.stores.flow_settlement import no_flow
 from ergon_framework.jobs.views import error_view
 from ergon_framework.lazy_exports import LateModule
 from ergon_framework.ports.flow import SIGNAL_PREFIX, Flow, SignalOutcome, used_ids
-from ergon_framework.ports.job_fields import encode_value
+from ergon_framework.ports.job_fields import encode_value, is_storable
+from ergon_framework.ports.job_fields import name as name_of
 from ergon_framework.ports.jobstore import FlowStore, FullJobStore, Job, Search
 from ergon_framework.storage.urls import option_for, pasteable
 
@@ -246,7 +247,8 @@ class AsyncEnqueuedFlow(EnqueuedId):
 
 def found_flow(store: FullJobStore, flow_id: str) -> Flow:
     """The flow of that id; raises JobNotFoundError."""
-    flow = flows_of(store).find(str(flow_id))
+    wanted = str(flow_id)
+    flow = flows_of(store).find(wanted) if is_storable(wanted) else None
     if flow is None:
         raise no_flow(str(flow_id), option_for(store))
     return flow
@@ -337,6 +339,7 @@ def send_signal(
     store: FullJobStore, flow_id: str, name: str, value: Any, *, max_payload: int
 ) -> None:
     """Complete the step that waits for a signal, or keep it for the first that will."""
+    name = name_of("signal", name)
     text = encode_value("value", value)
     refuse_marked_value(text)
     if len(text) > max_payload:  # it becomes an argument of the step that follows

@@ -152,9 +152,9 @@ class FlowClients:
 class Draft:
     """What chains and groups have in common: they can be enqueued."""
 
-    def __init__(self, clients: FlowClients, flow_name: str, on_failure: str | None) -> None:
+    def __init__(self, clients: FlowClients, flow_name: str | None, on_failure: str | None) -> None:
         self.clients = clients
-        self.name = flow_name and name("name", flow_name)
+        self.name = "" if flow_name is None or flow_name == "" else name("name", flow_name)
         self.on_failure = None if on_failure is None else _on_failure("on_failure", on_failure)
 
     @shows("flow.enqueue()", "resize.options(delay=5).step(80) for the options of a step")

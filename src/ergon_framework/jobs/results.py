@@ -25,6 +25,7 @@ from ergon_framework.errors import (
 from ergon_framework.jobs.payload_codec import PLAIN, PayloadCodec
 from ergon_framework.jobs.stores.erasure import is_erased
 from ergon_framework.jobs.views import decoded, error_view, last_entry_with
+from ergon_framework.ports.job_fields import is_storable
 from ergon_framework.ports.jobstore import Job, JobStore, Subscription, Topic
 from ergon_framework.storage.deadlines import CALL_BUDGET
 from ergon_framework.storage.urls import option_for, pasteable
@@ -199,7 +200,7 @@ def refuse_to_wait(store: JobStore, job_id: str) -> None:
 
 def found(store: JobStore, job_id: str) -> Job:
     """The job of that id."""
-    job = store.find(job_id)
+    job = store.find(job_id) if is_storable(job_id) else None
     if job is None:
         raise not_found(job_id, option_for(store))
     return job

@@ -13,8 +13,9 @@ from typing import Any, Generic, NamedTuple, TypeVar, Unpack, cast
 
 import msgspec
 
+from ergon_framework.core.option_values import shown
 from ergon_framework.errors import JobError, JobNotFoundError
-from ergon_framework.ports.job_fields import check_call
+from ergon_framework.ports.job_fields import check_call, is_storable, refusal
 from ergon_framework.ports.job_fields import name as name_of
 from ergon_framework.ports.job_options import HandlerOptions
 from ergon_framework.ports.jobstore import EnqueueResult, FullJobStore, Job, Schedule
@@ -120,6 +121,7 @@ class ScheduleClient(Generic[E]):
 
     def get(self, name: str) -> Schedule:
         """One schedule; ``JobNotFoundError`` when there is none of this name."""
+        _refuse_other_than_text(name)
         known = self._known()
         if name in known:
             return known[name]
@@ -140,6 +142,9 @@ class ScheduleClient(Generic[E]):
 
         One of the settings or of an App comes back with the next worker.
         """
+        _refuse_other_than_text(name)
+        if not is_storable(name):
+            return False
         is_removed = self._store.drop_schedule(name)
         if is_removed:
             emit("schedule.deleted", schedule=name)
@@ -195,6 +200,11 @@ class ScheduleClient(Generic[E]):
 
     def _known(self) -> dict[str, Schedule]:
         return {schedule.name: schedule for schedule in self._store.schedules()}
+
+
+def _refuse_other_than_text(name: object) -> None:
+    if not isinstance(name, str):
+        raise refusal("name", f"is {shown(name)}", "write the name of a schedule as text")
 
 
 def near_schedules(name: str, known: Collection[str]) -> list[str]:

@@ -241,7 +241,7 @@ Schedules = Annotated[Mapping[Name, ScheduleSettings], AfterValidator(FrozenDict
 def checked_settings(name: str, fields: Mapping[str, Any]) -> ScheduleSettings:
     """Settings that a program gives; each mistake is a :class:`JobError` with its field's name."""
     try:
-        _NAME.validate_python(name)
+        _NAME.validate_python(name, strict=True)
     except ValidationError:
         raise refusal(
             "name",

@@ -60,6 +60,17 @@ def _text(field: str, value: Any, longest: int) -> str:
     return value if type(value) is str else str(value)
 
 
+def is_storable(value: str) -> bool:
+    """Whether a text can be kept at all: UTF-8 carries no lone surrogate."""
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def refusal(field: str, problem: str, remedy: str) -> JobError:
     """An error that names the field."""
     return JobError(f"{field} {problem}", remedy=remedy, details={"field": field})

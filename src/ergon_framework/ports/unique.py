@@ -180,6 +180,8 @@ def _period(value: Any) -> float | None:
 def _states(value: Any, has_period: bool) -> tuple[str, ...]:
     if value is None:
         return (*NOT_ENDED, "completed") if has_period else NOT_ENDED
+    if isinstance(value, bytes) or not isinstance(value, Iterable):
+        raise _refusal(f"has the states {shown(value)}", f"name some of {', '.join(STATES)}")
     asked = (value,) if isinstance(value, str) else tuple(value)
     if not asked:
         raise _refusal("counts jobs in no state", "leave states out, or name some")
