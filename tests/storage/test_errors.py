@@ -213,9 +213,10 @@ def test_a_folder_that_is_on_no_disk() -> None:
 
 
 def test_a_folder_in_place_of_the_file(tmp_path: Path) -> None:
-    """It is not a store."""
-    with pytest.raises(StoreUnavailableError, match="is a folder"):
-        Database(tmp_path, schema=SAMPLE)
+    """It is not a store, and its disk is not to blame when it is opened for reading."""
+    for reads in (False, True):
+        with pytest.raises(StoreUnavailableError, match="is a folder"):
+            Database(tmp_path, schema=SAMPLE, read_only=reads)
 
 
 def test_a_place_that_takes_no_log(path: Path) -> None:

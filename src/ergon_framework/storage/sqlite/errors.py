@@ -102,6 +102,8 @@ def translate(error: sqlite3.Error, path: Path) -> StoreError | None:
         return _damaged(primary, path, error)
     if primary == sqlite3.SQLITE_CANTOPEN or extended == sqlite3.SQLITE_READONLY_DBMOVED:
         return _not_opened(path, error)
+    if primary in _SPENT and path.is_dir():  # which opens for reading, and cannot be read
+        return _is_folder(path)
     if primary in _SPENT:
         return StoreUnavailableError(
             f"{path} cannot be used for now: {error}", remedy="look after its disk, then try again"
@@ -149,6 +151,10 @@ def _lost(path: Path, table: str) -> StoreSchemaError:
     )
 
 
+def _is_folder(path: Path) -> StoreUnavailableError:
+    return StoreUnavailableError(f"{path} is a folder", remedy="name a file in it")
+
+
 def _not_opened(path: Path, error: sqlite3.Error) -> StoreError:
     folder = path.parent
     if not folder.is_dir():
@@ -156,7 +162,7 @@ def _not_opened(path: Path, error: sqlite3.Error) -> StoreError:
             f"there is no folder {folder} for the store {path.name}", remedy="create the folder"
         )
     if path.is_dir():
-        return StoreUnavailableError(f"{path} is a folder", remedy="name a file in it")
+        return _is_folder(path)
     if not path.exists():
         if not os.access(folder, os.W_OK):
             return StoreReadOnlyError(
