@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from ergon_framework.app.diagnostics.check import check
 from ergon_framework.app.diagnostics.doctor import examine
 from ergon_framework.app.diagnostics.findings import Finding, FindingStatus
+from ergon_framework.app.diagnostics.servers import examine_store
 from ergon_framework.cli import invoke
 from ergon_framework.errors import SettingsError
 from ergon_framework.jobs.store_urls import open_store
@@ -136,6 +138,18 @@ def test_the_file_of_a_store_is_beside_the_settings(
     monkeypatch.chdir(tmp_path)
     seen = found(tmp_path / "etc", '[store]\nurl = "sqlite:///data/work.db"\n')["store"]
     assert seen.status is FindingStatus.OK
+
+
+def test_a_folder_without_room_for_the_store(tmp_path: Path) -> None:
+    """An empty file can be made on a full disk; the store that is said to be fine could not."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # Python ignores the signal
+    try:
+        seen = examine_store(f"sqlite:///{tmp_path / 'work.db'}", 5.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (seen.status, "File too large" in seen.found) == (FindingStatus.BAD, True)
+    assert "free some disk space" in seen.remedy
 
 
 @pytest.mark.parametrize("settings", ["store", "jobs"])

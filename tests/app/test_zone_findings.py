@@ -85,6 +85,19 @@ def test_what_may_not_be_written(
     assert (seen.status, told in seen.found) == (FindingStatus.BAD, True)
 
 
+@pytest.mark.parametrize("folder", ["data", "new/data"])
+def test_a_disk_with_less_room_than_the_zone_wants(tmp_path: Path, folder: str) -> None:
+    """Its node would not be ready; checked settings may be for another machine."""
+    with LocalZone.open("plant", ZoneSettings(data=str(tmp_path / "data"))):
+        pass
+    text = f'data = "{folder}"\nlimits.free_bytes = '
+    seen = found(tmp_path, text + str(1 << 60))
+    assert (seen.status, "MiB left" in seen.found) == (FindingStatus.BAD, True)
+    assert "free some disk space" in seen.remedy
+    assert found(tmp_path, text + "1").status is FindingStatus.OK
+    assert found(tmp_path, text + str(1 << 60), connects=False).status is FindingStatus.OK
+
+
 def test_a_store_that_keeps_no_facts(tmp_path: Path) -> None:
     """However well its server is set up; nobody has to be asked."""
     seen = found(tmp_path, 'store = "redis://127.0.0.1:1"', connects=False)

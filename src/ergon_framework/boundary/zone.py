@@ -371,15 +371,9 @@ class LocalZone:
 
     def little_room(self) -> str | None:
         """Which of the zone's folders has less room than ``limits.free_bytes``; None when none."""
-        for folder in folders_of(self.settings):
-            try:
-                found = os.statvfs(folder)
-            except OSError:
-                continue  # it is not there: the caller that needs it reports it
-            free = found.f_bavail * found.f_frsize
-            if found.f_blocks and free < self.settings.limits.free_bytes:
-                return f"{folder} has {free >> 20} MiB left"
-        return None
+        free_bytes = self.settings.limits.free_bytes
+        found = (little_room(folder, free_bytes) for folder in folders_of(self.settings))
+        return next((each for each in found if each is not None), None)
 
     def lookup(self, from_zone: str, message_id: str, log: str | None = None) -> dict[str, Any]:
         """What the ledger knows about an id."""
@@ -624,3 +618,14 @@ def check_log(name: str, logs: Iterable[str]) -> str:
         remedy="name outbound, or inbound:<zone of a peer>",
         details={"field": "log"},
     )
+
+
+def little_room(folder: Path, free_bytes: int) -> str | None:
+    """How much room the disk of a folder has left, if that is less; None where it is not there."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None  # the caller that needs it reports it
+    free = found.f_bavail * found.f_frsize
+    is_little = found.f_blocks and free < free_bytes
+    return f"{folder} has {free >> 20} MiB left" if is_little else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import re
 import socket
@@ -30,6 +31,7 @@ from ergon_framework.app.settings.secrets import described, masked
 from ergon_framework.app.settings.sections import Settings
 from ergon_framework.app.settings.stores import call_stores, store_url
 from ergon_framework.errors import ConfigurationError, ConnectorError, ErgonError, describe
+from ergon_framework.storage.fsync import sync_file
 from ergon_framework.storage.server import Observation
 from ergon_framework.storage.urls import check_kind, refuse_secrets
 from ergon_framework.task.mixins.utils import run_with_timeout
@@ -51,6 +53,8 @@ PORTS = {
     "tls": 4222,
 }
 """Where a server listens whose URL names no port."""
+_TRIED = 64 * 1024
+"""Bytes that the folder of a store must have room for."""
 
 
 def examine_store(url: str, timeout: float) -> Finding:
@@ -131,12 +135,17 @@ def _file(url: str) -> Finding:
         return lost
     directory = Path(path).parent
     try:
-        # By trying it: permissions say nothing of a full disk.
-        with tempfile.TemporaryFile(dir=directory):
+        # By writing: permissions say nothing of a full disk, which takes a file that is empty.
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(_TRIED))
+            file.flush()
+            sync_file(file.fileno())  # some file systems find out only now
             return Finding("store", FindingStatus.OK, f"{directory} can be written")
     except OSError as error:
         found = f"{directory} cannot be written: {error.strerror}"
         remedy = "create the directory, and let this user write there"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            remedy = "free some disk space, or let this user have more"
         return Finding("store", FindingStatus.BAD, found, remedy)
 
 

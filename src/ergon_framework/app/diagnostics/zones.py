@@ -42,6 +42,7 @@ from ergon_framework.boundary.store_urls import (
     object_place,
     open_facts,
 )
+from ergon_framework.boundary.zone import little_room
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.ports.transfer import move_state_of, refuse_unusable
 from ergon_framework.storage.objectstore.urls import check_object_place, is_folder
@@ -235,7 +236,9 @@ def _found(check: str, zone: ZoneSetup, connects: bool) -> Finding:
         settings = implicit_store(zone.name, settings, has_folder=False)
     check_stores(settings)
     for folder in folders_of(settings):
-        _refuse_unusable(folder)
+        here = _refuse_unusable(folder)
+        if connects:  # checked settings may be for another machine
+            _refuse_crowded(here, settings.limits.free_bytes)
     file = fact_file(settings)
     if file is not None and not file.exists():
         return Finding(check, FindingStatus.OK, "will be made when its node first starts")
@@ -270,8 +273,11 @@ def _operand(settings: ZoneSettings, file: Path | None) -> str:
     return store_operand(revealed(settings.store) or f"{SQLITE}{file}")
 
 
-def _refuse_unusable(folder: Path) -> None:
-    """A folder in which nothing can be kept, or that cannot be made; it is not made here."""
+def _refuse_unusable(folder: Path) -> Path:
+    """A folder in which nothing can be kept, or that cannot be made; it is not made here.
+
+    The folder itself, or the nearest above it that is there.
+    """
     try:
         here = next(each for each in (folder, *folder.parents) if each.exists())
     except OSError as error:  # a folder above that may not be searched
@@ -280,6 +286,17 @@ def _refuse_unusable(folder: Path) -> None:
         raise _unusable(folder, f"{here} is no folder")
     if not os.access(here, os.W_OK | os.X_OK):
         raise _unusable(folder, f"this user may not write to {here}")
+    return here
+
+
+def _refuse_crowded(folder: Path, free_bytes: int) -> None:
+    """A disk with so little room that a node there would say that it is not ready."""
+    left = little_room(folder, free_bytes)
+    if left is not None:
+        raise ConfigurationError(
+            f"{left}, and limits.free_bytes is {free_bytes >> 20} MiB: a node would not be ready",
+            remedy="free some disk space, or name a place with more",
+        )
 
 
 def _unusable(path: Path, why: str) -> ConfigurationError:
