@@ -133,6 +133,60 @@ def test_stores_of_providers_are_open_before_the_first_message(tmp_path: Path) -
             broken.health()
 
 
+OPENED = """
+import sys
+from pathlib import Path
+
+from ergon_framework import App
+
+app = App("sqlite:///work.db")
+rates = app.provider("rates", capability="exchange", store="sqlite:///calls.db")
+broken = app.provider("broken", capability="exchange", store=lambda: Path("nowhere").read_text())
+plant = app.zone("plant")
+
+
+@rates.call
+def eur_usd() -> float:
+    return 1.08
+
+
+@app.job
+def invoice() -> list:
+    was_there, before = Path("calls.db").exists(), set(sys.modules)
+    eur_usd()
+    after_call = set(sys.modules)
+    plant.publish("order:1", "invoiced", 1, to="hq", id=("invoiced", 1))
+    return [was_there, len(after_call - before), len(set(sys.modules) - after_call)]
+
+
+if __name__ == "__main__":
+    job = invoice.enqueue()
+    app.run(burst=True)
+    print(*job.result())
+"""
+
+
+def test_a_process_for_jobs_opens_what_they_use_before_the_first(tmp_path: Path) -> None:
+    """The imports and tables of stores and zones take seconds on a busy machine.
+
+    A plain handler out of time costs its process, and the next attempt would pay for them again.
+    """
+    (tmp_path / "shop.py").write_text(OPENED, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "shop.py"],
+        check=False,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    was_there, for_the_call, for_the_fact = done.stdout.split()
+    assert was_there == "True", "the store of the provider is there when the job begins"
+    assert int(for_the_call) < 10, "modules that the first call imports"
+    assert int(for_the_fact) < 10, "modules that the first fact imports"
+
+
 POLICIES = """
 [policies.careful]
 loop = { streaming = false, limit = 2 }

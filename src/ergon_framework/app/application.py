@@ -442,6 +442,7 @@ class App:
         # Last: options that are refused must not stand in the way of those that replace them.
         self._provider_options[name] = given
         self._providers.append(made)
+        self.registry.openings.append(made.open_early)
         return made
 
     def _refuse_other_options(self, name: str, given: Mapping[str, object]) -> None:
@@ -500,6 +501,7 @@ class App:
                 from ergon_framework.connector.boundary import Zone
 
                 found = self._zones[name] = Zone(name, partial(self._zone_settings, name))
+                self.registry.openings.append(found.open_early)
             return found
 
     def _zone_settings(self, name: str) -> ZoneSettings:

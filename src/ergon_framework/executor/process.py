@@ -70,6 +70,7 @@ def serve(
         limit = _limit(registry.largest_batch)
         registry.prepare()
         _set_up_logging()
+        registry.open_early()
         code = _run(registry, pipes, limit, ready_fd, control_fd)
     except (AppError, SettingsError) as error:
         code = _report_error(error, _WRONG, is_debug=is_debug)

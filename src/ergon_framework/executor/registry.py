@@ -156,6 +156,8 @@ class Registry:
         self._scope: lifespan_port.DependencyScope | None = None
         self.startup_hooks: list[Hook] = []
         self.shutdown_hooks: list[Hook] = []
+        self.openings: list[Callable[[], None]] = []
+        """What a process opens before it is ready: no job has that in its time."""
 
     @overload
     def handler(self, name: _F) -> _F: ...
@@ -340,6 +342,15 @@ class Registry:
         for each in self._handlers.values():
             each.binding  # noqa: B018 - reading it is what prepares it
             each.layers  # noqa: B018 - the same
+
+    def open_early(self) -> None:
+        """Open what handlers would open at their first use, in the time of a job.
+
+        A plain handler that runs out of time costs its process, so that the next attempt would be
+        the first one of its process again: with a short timeout none would ever come to its end.
+        """
+        for opening in self.openings:
+            opening()
 
     def check(
         self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

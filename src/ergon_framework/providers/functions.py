@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypedDict, Type
 
 from ergon_framework.core.quota import UNLIMITED
 from ergon_framework.engine.atfork import renew_after_fork
-from ergon_framework.errors import ConfigurationError, ErgonError, HookError
+from ergon_framework.errors import ConfigurationError, HookError
 from ergon_framework.lazy_exports import LateModule
 from ergon_framework.ports.colour import is_async_generator, is_coroutine, is_generator
 from ergon_framework.ports.lifespan import Dependencies, DependencyScope, LifespanHooks
@@ -415,9 +415,10 @@ class Provider:
     def open_early(self) -> None:
         """Open its store now, which the first call would do otherwise, in the time of that call.
 
-        The first call still names what is wrong with the store or its settings.
+        The first call still names what is wrong with the store or its settings, and with a function
+        of the user's that finds it.
         """
-        with suppress(ErgonError):
+        with suppress(Exception):
             self._own_base()
 
     def _own_base(self) -> function_bases.FunctionProvider:

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack
@@ -326,6 +327,14 @@ class Zone:
             return self._settings
 
     # ---- the end ----
+
+    def open_early(self) -> None:
+        """Import and set up now what the first use would, in the time of a job; nobody is asked.
+
+        The first use still names what is wrong with the settings.
+        """
+        with suppress(Exception):
+            self._publishing()
 
     def close(self) -> None:
         """Let go of the zone, and of the connectors to it; the next use opens it again.
