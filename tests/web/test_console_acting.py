@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -203,7 +204,7 @@ def test_an_empty_id_does_not_mean_all_jobs(place: Place) -> None:
     ],
 )
 def test_a_field_of_a_form_is_named_as_such(
-    place: Place, path: str, fields: dict[str, str], said: str
+    place: Place, path: str, fields: dict[str, Any], said: str
 ) -> None:
     """The address has no such parameter, in which one would look for the mistake."""
     client = place.signed_in()
