@@ -208,7 +208,7 @@ def test_a_field_of_a_form_is_named_as_such(
 ) -> None:
     """The address has no such parameter, in which one would look for the mistake."""
     client = place.signed_in()
-    answer = send(client, path, secret=secret(client), **fields)
+    answer = send(client, path, None, secret=secret(client), **fields)
     assert answer.status_code == 422
     assert f"<code>{said}</code>" in answer.text
 

@@ -26,11 +26,15 @@ from ergon_framework.errors import (
     JobError,
     JobNotFoundError,
     JobStateError,
+    StoreBrokenError,
     StoreError,
+    StoreFullError,
+    StoreReadOnlyError,
+    StoreSchemaError,
+    StoreUnsafeError,
 )
 from ergon_framework.providers.schemas import ProviderHealthError
 from ergon_framework.web.audit import AuditError
-from ergon_framework.web.console.attention import refusal_of
 
 logger = logging.getLogger("ergon.web")
 
@@ -92,6 +96,28 @@ class InvalidParameterError(ErgonError, ValueError):
         errors = [{"field": f"{where}.{field}", "message": problem}]
         message = f"{where}.{field}: {problem}"
         super().__init__(message, remedy=remedy, details={"errors": errors})
+
+
+WRONG_TABLES = (
+    "its tables are not those of this version, or some are gone: the log of the server says which;"
+    " ergon db upgrade brings older ones up to date"
+)
+"""What helps where asking again does not."""
+_REFUSALS = {
+    StoreReadOnlyError.code: "the log of the server says which right it lacks, or where the store"
+    " was moved to",
+    StoreFullError.code: "make room on its disk; the log of the server names the store",
+    StoreBrokenError.code: "the log of the server says what broke",
+    StoreUnsafeError.code: "the log of the server says whose files these are",
+}
+"""What helps where a store answers, and does not do what it was asked."""
+
+
+def refusal_of(code: str) -> tuple[str, str]:
+    """What a part does that failed with a code, and what helps; nothing where it is asked again."""
+    if code == StoreSchemaError.code:
+        return "does not answer", WRONG_TABLES
+    return ("refuses that", _REFUSALS[code]) if code in _REFUSALS else ("does not answer", "")
 
 
 class BackendUnavailableError(ErgonError):

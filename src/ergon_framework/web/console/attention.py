@@ -13,13 +13,6 @@ from typing import Any
 from urllib.parse import quote_plus
 
 from ergon_framework.core.text import counted, failure_text, first_names, one_line
-from ergon_framework.errors import (
-    StoreBrokenError,
-    StoreFullError,
-    StoreReadOnlyError,
-    StoreSchemaError,
-    StoreUnsafeError,
-)
 from ergon_framework.ports.jobstore import StatusCounts
 from ergon_framework.web.console.formatting import Chip, error_family, number, span
 
@@ -81,29 +74,10 @@ class JobsSeen:
         return self.totals.counts.get(status, 0), status in self.totals.more
 
 
-WRONG_TABLES = (
-    "its tables are not those of this version, or some are gone: the log of the server says which;"
-    " ergon db upgrade brings older ones up to date"
-)
-"""What helps where asking again does not."""
-_REFUSALS = {
-    StoreReadOnlyError.code: "the log of the server says which right it lacks, or where the store"
-    " was moved to",
-    StoreFullError.code: "make room on its disk; the log of the server names the store",
-    StoreBrokenError.code: "the log of the server says what broke",
-    StoreUnsafeError.code: "the log of the server says whose files these are",
-}
-"""What helps where a store answers, and does not do what it was asked."""
-
-
-def refusal_of(code: str) -> tuple[str, str]:
-    """What a part does that failed with a code, and what helps; nothing where it is asked again."""
-    if code == StoreSchemaError.code:
-        return "does not answer", WRONG_TABLES
-    return ("refuses that", _REFUSALS[code]) if code in _REFUSALS else ("does not answer", "")
-
-
 def _of_part(title: str, code: str) -> Concern:
+    # Only a server looks at parts: a terminal shows these words without its packages.
+    from ergon_framework.web.responses import refusal_of
+
     problem, remedy = refusal_of(code)
     if problem == "refuses that":
         problem = "refuses to be read"
