@@ -110,6 +110,55 @@ async def test_a_poll_of_a_gone_client_ends(site: Site) -> None:
 
 @pytest.mark.req("C11", "BOUNDARY:consumer")
 @on_site
+async def test_polls_that_began_at_different_facts_are_woken_by_the_same_one(site: Site) -> None:
+    """Those that had seen less catch up with the others while nothing comes for them."""
+    polls = []
+    for n in range(6):
+        site.zone.store.create_consumer(f"c{n}", "outbound", to_zone="hq")
+        polls.append(site.poll(consumer_name=f"c{n}"))
+        await asyncio.sleep(0.1 if n % 2 else 0.0)
+        site.append(f"order:{n}:created", to_zone="elsewhere")
+    await asyncio.sleep(0.5)
+    gone, gone_task = polls.pop(0)
+    gone.is_gone = True
+    await asyncio.sleep(2)
+    assert gone_task.done()
+    assert not any(task.done() for _exchange, task in polls)
+    offset = site.append("order:9:created", to_zone="hq")
+    await asyncio.sleep(0.5)
+    assert all(task.done() for _exchange, task in polls)
+    pages = [json.loads(exchange.answer.result()[2]) for exchange, _task in polls]
+    assert [[each["offset"] for each in page["facts"]] for page in pages] == [[offset]] * 5
+    assert site.application.waiting_fetches == 0
+
+
+@pytest.mark.req("C11", "BOUNDARY:consumer")
+@on_site
+async def test_polls_that_wait_cost_no_timer_each(site: Site) -> None:
+    """One timer looks after the clients of all of them: a thousand polls may wait at a node."""
+    loop = asyncio.get_running_loop()
+    set_timer, timers = loop.call_at, 0
+
+    def counted(*arguments: Any, **more: Any) -> asyncio.TimerHandle:
+        nonlocal timers
+        timers += 1
+        return set_timer(*arguments, **more)
+
+    site.zone.store.create_consumer("erp", "outbound")
+    polls = [site.poll() for _ in range(20)]
+    await asyncio.sleep(0.5)
+    loop.call_at = counted  # type: ignore[assignment,method-assign]
+    await asyncio.sleep(5.25)
+    assert timers < len(polls)
+    assert site.application.waiting_fetches == len(polls)
+    for exchange, _task in polls:
+        exchange.is_gone = True
+    await asyncio.sleep(2)
+    assert all(task.done() for _exchange, task in polls)
+
+
+@pytest.mark.req("C11", "BOUNDARY:consumer")
+@on_site
 async def test_a_gone_client_takes_no_lease_and_no_delivery(site: Site) -> None:
     """Facts that come when a client has just gone are the next one's, as if it had never asked."""
     site.zone.store.create_consumer("erp", "outbound")

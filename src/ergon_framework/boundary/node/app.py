@@ -134,46 +134,75 @@ class TokenApplication:
         return self._application.handle(exchange)
 
 
+View = tuple[str, str | None, int]
+"""A log, whose facts of it, and up to where nothing was found."""
+
+
 class WaitingFetch:
     """A fetch that waits, or is about to."""
 
-    __slots__ = ("log", "news", "seen", "to_zone")
+    __slots__ = ("exchange", "group", "news")
 
-    def __init__(self, news: asyncio.Future[None]) -> None:
+    def __init__(self, exchange: Exchange, news: asyncio.Future[None]) -> None:
+        self.exchange = exchange
         self.news = news
-        self.log: str | None = None
-        self.to_zone: str | None = None
-        self.seen = 0
+        self.group: FetchGroup | None = None
+        """Those that wait for the same; None until it says what it waits for."""
 
-    def has_seen(self, serving: Fetched) -> None:
-        """Note the offset up to which there was nothing for this fetch."""
-        self.log, self.to_zone = serving.consumer.log, serving.consumer.to_zone
-        self.seen = serving.page.through
+
+class FetchGroup:
+    """Fetches that wait for the same: a look at the store answers for all of them."""
+
+    __slots__ = ("fetches", "view")
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.fetches: set[WaitingFetch] = set()
 
 
 class WaitingFetches:
-    """The waiting fetches of a node. Lives on one event loop."""
+    """The waiting fetches of a node. Lives on one event loop.
+
+    A commit costs as much as there are views that are waited for, however many fetches wait for
+    each, and a fetch that waits has no timer that looks after its client: one does for all.
+    """
 
     def __init__(self, store: FactStore, in_thread: Offload) -> None:
         self._store = store
         self._in_thread = in_thread
         self._loop = asyncio.get_running_loop()
         self._fetches: set[WaitingFetch] = set()
+        self._looking_fetches: set[WaitingFetch] = set()
+        """Those that just look, maybe too early to see what comes now."""
+        self._groups: dict[View, FetchGroup] = {}
         self._is_due = False
         self._looking: asyncio.Task[None] | None = None
+        self._presence: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._fetches)
 
     @contextmanager
-    def fetch(self) -> Iterator[WaitingFetch]:
+    def fetch(self, exchange: Exchange) -> Iterator[WaitingFetch]:
         """A fetch that is woken for anything until it says what it waits for."""
-        fetch = WaitingFetch(self._loop.create_future())
+        fetch = WaitingFetch(exchange, self._loop.create_future())
         self._fetches.add(fetch)
+        self._looking_fetches.add(fetch)
+        if self._presence is None:
+            self._presence = self._loop.call_later(PRESENCE_INTERVAL, self._check_presence)
         try:
             yield fetch
         finally:
             self._fetches.discard(fetch)
+            self._looking_fetches.discard(fetch)
+            self._leave_group(fetch)
+
+    def has_seen(self, fetch: WaitingFetch, serving: Fetched) -> None:
+        """Note up to which offset there was nothing for this fetch."""
+        self._looking_fetches.discard(fetch)
+        view = (serving.consumer.log, serving.consumer.to_zone, serving.page.through)
+        fetch.group = group = self._groups.setdefault(view, FetchGroup(view))
+        group.fetches.add(fetch)
 
     def wake_all(self) -> None:
         """Wake every fetch, so that it looks again."""
@@ -188,7 +217,9 @@ class WaitingFetches:
             self._looking = self._loop.create_task(self._look(), name="wake fetches")
 
     async def close(self) -> None:
-        """Stop looking for new facts."""
+        """Stop looking for new facts, and for clients that have gone."""
+        if self._presence is not None:
+            self._presence.cancel()
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
@@ -197,31 +228,63 @@ class WaitingFetches:
         while self._is_due and self._fetches:
             # Before the store is asked: a commit during the question sets it again.
             self._is_due = False
-            for each in self._fetches:
-                if each.log is None:  # it is just looking, maybe too early
-                    _wake(each)
-            waiting = {
-                (each.log, each.to_zone, each.seen)
-                for each in self._fetches
-                if each.log is not None and not each.news.done()
-            }
+            for each in self._looking_fetches:
+                _wake(each)
+            waiting = set(self._groups)
+            if not waiting:
+                continue
             try:
                 found = await self._in_thread(partial(_news, self._store, waiting))
             except (StoreError, BoundaryError):
                 self.wake_all()  # each fetch gets the error itself
                 continue
-            for each in self._fetches:
-                if each.log is None:
-                    continue  # it came while the store was asked
+            for view, through in found.items():
                 # By what it had seen when the store was asked: it may have moved on since.
-                through = found.get((each.log, each.to_zone, each.seen), each.seen)
+                group = self._groups.pop(view, None)
+                if group is None:
+                    continue
                 if through is None:
-                    _wake(each)
+                    self._wake_group(group)
                 else:
-                    each.seen = through
+                    self._move_on(group, through)
 
+    def _wake_group(self, group: FetchGroup) -> None:
+        for each in group.fetches:
+            each.group = None
+            _wake(each)
 
-View = tuple[str, str | None, int]
+    def _move_on(self, group: FetchGroup, through: int) -> None:
+        """Note up to which offset there is nothing for the fetches of a group."""
+        log, to_zone, _ = group.view
+        group.view = (log, to_zone, through)
+        there = self._groups.setdefault(group.view, group)
+        if there is not group:
+            few, many = sorted((group, there), key=lambda each: len(each.fetches))
+            many.fetches |= few.fetches
+            for each in few.fetches:
+                each.group = many
+            self._groups[many.view] = many
+
+    def _leave_group(self, fetch: WaitingFetch) -> None:
+        group, fetch.group = fetch.group, None
+        if group is not None:
+            group.fetches.discard(fetch)
+            if not group.fetches:
+                del self._groups[group.view]
+
+    def _check_presence(self) -> None:
+        """Wake the fetches whose clients went away.
+
+        There is no signal of that while there is nothing to write to them.
+        """
+        for each in self._fetches:
+            if each.exchange.is_gone:
+                _wake(each)
+        self._presence = (
+            self._loop.call_later(PRESENCE_INTERVAL, self._check_presence)
+            if self._fetches
+            else None
+        )
 
 
 def _news(store: FactStore, waiting: set[View]) -> dict[View, int | None]:
@@ -612,24 +675,21 @@ class NodeApplication:
         """
         until = self._loop.time() + wait
         while True:
-            with self._waiting.fetch() as fetch:  # before looking: what comes meanwhile is noticed
+            # Before looking: what comes meanwhile is noticed.
+            with self._waiting.fetch(exchange) as fetch:
                 serving = await self.in_thread(serve)
                 if serving.page.facts or serving.page.gaps:
                     return serving
-                fetch.has_seen(serving)
+                self._waiting.has_seen(fetch, serving)
                 await self._wait(exchange, fetch.news, min(until, self._loop.time() + renewal))
                 if not (fetch.news.done() or self._loop.time() < until) or self._is_over(exchange):
                     return serving
 
     async def _wait(self, exchange: Exchange, news: asyncio.Future[None], until: float) -> None:
-        """Wait for facts; not for longer than the client does."""
-        while not news.done() and not self._is_over(exchange):
-            left = until - self._loop.time()
-            if left <= 0:
-                return
-            # Woken now and then: there is no signal that a client went away while there is nothing
-            # to write to it.
-            await asyncio.wait([news], timeout=min(left, PRESENCE_INTERVAL))
+        """Wait for facts; not for longer than the client does, which is looked after for us."""
+        left = until - self._loop.time()
+        if left > 0 and not self._is_over(exchange):
+            await asyncio.wait([news], timeout=left)
 
     def _is_over(self, exchange: Exchange) -> bool:
         """Whether the wait has lost its purpose: the node stops, or the client has gone."""
