@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,12 @@ from ergon_framework.errors import ConfigurationError
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import (
     ProviderBadRequestError,
+    ProviderCircuitOpenError,
     ProviderError,
+    ProviderQuotaExceededError,
     ProviderRateLimitError,
     ProviderTimeoutError,
+    refused_by_gate,
 )
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import RetryPolicy
@@ -161,3 +165,16 @@ def test_a_filter_that_raises() -> None:
         assert provider.circuit_breaker.state == "open"
     finally:
         logger.removeFilter(refuse)
+
+
+@pytest.mark.parametrize(
+    "kind", [ProviderCircuitOpenError, ProviderQuotaExceededError, ProviderRateLimitError]
+)
+def test_a_refusal_is_what_its_constructor_makes(kind: type[ProviderCircuitOpenError]) -> None:
+    """The quick way leaves nothing out that the long way sets, also on its way to a process."""
+    quick = refused_by_gate(kind, "come back later", 2.5)
+    slow = kind("come back later", retry_after_seconds=2.5, never_sent=True)
+    assert (type(quick), quick.args, vars(quick)) == (type(slow), slow.args, vars(slow))
+    assert (str(quick), quick.to_dict()) == (str(slow), slow.to_dict())
+    back = pickle.loads(pickle.dumps(quick))  # noqa: S301 - made on the line before
+    assert (type(back), back.args, vars(back)) == (type(slow), slow.args, vars(slow))

@@ -23,7 +23,12 @@ from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.notice import Emit
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
 from ergon_framework.providers.decisions import DECISIONS
-from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderError, Reason
+from ergon_framework.providers.errors import (
+    ProviderCircuitOpenError,
+    ProviderError,
+    Reason,
+    refused_by_gate,
+)
 from ergon_framework.providers.mapping.rules import canonical_or_rebuilt
 from ergon_framework.providers.shared_circuit import (
     MAX_PROBE,
@@ -227,11 +232,8 @@ class CircuitBreaker:
 
 def circuit_open(seconds: float) -> ProviderCircuitOpenError:
     """The error of a refused call, which says when to try again."""
-    return ProviderCircuitOpenError(
-        f"the circuit is open for another {seconds:.1f} seconds; the provider was not called",
-        retry_after_seconds=seconds,
-        never_sent=True,
-    )
+    message = f"the circuit is open for another {seconds:.1f} seconds; the provider was not called"
+    return refused_by_gate(ProviderCircuitOpenError, message, seconds)
 
 
 def _vote(error: BaseException | None) -> Vote:

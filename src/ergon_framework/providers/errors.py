@@ -7,7 +7,7 @@ reason code; what follows from a reason is decided in ``decisions.py`` and nowhe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from ergon_framework.errors import ErgonError
 from ergon_framework.providers.decisions import Reason, kind_around
@@ -131,6 +131,27 @@ class ProviderCircuitOpenError(ProviderError):
     """The circuit is open; the provider was not called."""
 
     reason_code = Reason.CIRCUIT_OPEN.value
+
+
+_Refusal = TypeVar(
+    "_Refusal", ProviderCircuitOpenError, ProviderQuotaExceededError, ProviderRateLimitError
+)
+
+
+def refused_by_gate(kind: type[_Refusal], message: str, seconds: float) -> _Refusal:
+    """The error of a gate that is shut for so long, as its constructor would make it.
+
+    A shut gate refuses thousands of calls a second, and three constructors, each with its keywords,
+    would take half of such a call's time.
+    """
+    error = kind.__new__(kind, message)
+    error.message = message
+    error.remedy = ""
+    error.details = {}
+    error.http_status = None
+    error.retry_after_seconds = seconds
+    error.never_sent = True
+    return error
 
 
 ERROR_OF: dict[str, type[ProviderError]] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from enum import StrEnum
-from operator import attrgetter, is_
 from typing import Any
 
 import msgspec
@@ -154,17 +153,7 @@ def check_units(units: int, limit: int) -> None:
         raise _refused("context.units", f"is {units}, but a whole window has {limit}")
 
 
-_DEFAULTS = {
-    "deadline": None,
-    "timeout_budget_seconds": None,
-    "task_name": None,
-    "task_execution_id": None,
-    "units": 1,
-    "attempt_offset": 0,
-    "max_attempts": None,
-    "attempt_timeout_seconds": None,
-}
-_bounds_of, _DEFAULT_BOUNDS = attrgetter(*_DEFAULTS), tuple(_DEFAULTS.values())
+_ONE_UNIT, _NO_OFFSET = 1, 0
 
 
 def _is_plain(context: ProviderExecutionContext) -> bool:
@@ -174,7 +163,14 @@ def _is_plain(context: ProviderExecutionContext) -> bool:
     """
     name, key = context.correlation_id, context.idempotency_key
     return (
-        all(map(is_, _bounds_of(context), _DEFAULT_BOUNDS))
+        context.units is _ONE_UNIT
+        and context.attempt_offset is _NO_OFFSET
+        and context.deadline is None
+        and context.timeout_budget_seconds is None
+        and context.attempt_timeout_seconds is None
+        and context.max_attempts is None
+        and context.task_name is None
+        and context.task_execution_id is None
         and (name is None or _is_short(name))
         and (key is None or _is_short(key))
     )

@@ -149,14 +149,17 @@ class ProviderRuntime:
         What is the same in all calls is checked once: a lane that is there has a tenant that is
         none too long, and knows the operations of its calls.
         """
+        lane = None
         try:
-            lane = self.lanes.get(tenant_id)
-            is_known = lane is not None and operation in lane.operations
+            known = self.lanes.get(tenant_id)
+            if known is not None and operation in known.operations:
+                lane = known
         except TypeError:  # a name that is no text
-            is_known = False
-        if is_known:
+            pass
+        if lane is not None:
             validate_request(campaign_id, payload, context)
-            return self.lane(tenant_id)
+            # Looked up once: what another thread drops meanwhile is as good as a moment ago.
+            return lane if self.recorder.moved is None else self.lane(tenant_id)
         validate_call(tenant_id, campaign_id, operation, payload, context)
         lane = self.lane(tenant_id)
         if len(lane.operations) < MAX_OPERATIONS:
