@@ -11,6 +11,7 @@ import sys
 from boundary_parts.appends import batched, in_process, over_socket, with_clients
 from boundary_parts.artifacts import put
 from boundary_parts.catch_up import catch_up, healing
+from boundary_parts.idle_polls import idle_polls
 from boundary_parts.ledger import ledger
 from boundary_parts.sizes import by_size
 from comparison import Record
@@ -24,6 +25,7 @@ CASES = {
     "put": put,
     "catch-up": catch_up,
     "healing": healing,
+    "idle-polls": idle_polls,
     "ledger": ledger,
     "sizes": by_size,
 }

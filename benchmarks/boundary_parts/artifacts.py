@@ -21,6 +21,7 @@ from comparison import (
     race,
     records,
 )
+from jobs_parts.processes import cpu_seconds
 
 from boundary_parts.producers import new_zone, turn_folder
 from boundary_parts.servers import Node
@@ -47,8 +48,13 @@ def put(options: RunOptions) -> Iterator[Record]:
         *records("put-2MiB", local, [(plain, Target(ratio=0.9))]),
         *records("put-2MiB-http", remote, [(plain, Target(ratio=0.9))]),
     ):
-        rate = made.get("per_second")
-        yield made if rate is None else made | {"mb_per_second": round(rate * 2 * MIB / 1e6)}
+        yield made if "per_second" not in made else made | _bytes_per_second(made)
+
+
+def _bytes_per_second(made: Record) -> Record:
+    rate, (low, high) = made["per_second"], made["spread"]
+    told, least, most = (round(each * 2 * MIB / 1e6) for each in (rate, low, high))
+    return {"mb_per_second": told, "mb_per_second_spread": [least, most]}
 
 
 def over_http(node: Node, size: int, number: int) -> Turn:
@@ -63,7 +69,7 @@ def over_http(node: Node, size: int, number: int) -> Turn:
             raise ContestantError(f"a put was answered with {answer.status}")
 
     try:
-        return _timed(store, size, number)
+        return _timed(store, size, number, node.pid)
     except http.client.HTTPException as error:
         raise ContestantError(str(error)) from error
     finally:
@@ -87,12 +93,19 @@ def _plain(folder: Path, size: int, number: int) -> Turn:
         return _timed(store, size, number)
 
 
-def _timed(store: Callable[[bytes], object], size: int, number: int) -> Turn:
-    """Only the calls are timed; what they store is new each time, and made in between."""
-    base, latencies = os.urandom(size - 16), []
+def _timed(
+    store: Callable[[bytes], object], size: int, number: int, server: int | None = None
+) -> Turn:
+    """Only the calls are timed; what they store is new each time, and made in between.
+
+    ``server`` is the process whose processor time is told, instead of ours.
+    """
+    base, latencies, used = os.urandom(size - 16), [], 0.0
+    look = time.process_time if server is None else partial(cpu_seconds, [server])
     for _ in range(number):
         data = os.urandom(16) + base
-        began = time.perf_counter()
+        before, began = look(), time.perf_counter()
         store(data)
         latencies.append(time.perf_counter() - began)
-    return Turn(number, sum(latencies), latencies)
+        used += look() - before
+    return Turn(number, sum(latencies), latencies, used)

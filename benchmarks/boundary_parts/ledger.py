@@ -27,7 +27,8 @@ PRODUCERS = 64
 
 def ledger(options: RunOptions) -> Iterator[Record]:
     """Appends with so many ids known, beside appends to an empty ledger."""
-    sizes = [20_000 if options.is_quick else 1_000_000, *([10_000_000] * options.is_huge)]
+    sizes = [20_000] if options.is_quick else [100_000, 1_000_000]
+    sizes += [10_000_000] * options.is_huge
     for size in sizes:
         yield from _at(options, size)
 

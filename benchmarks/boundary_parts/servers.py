@@ -35,6 +35,7 @@ class Node:
         *,
         certificates: Path | None = None,
         peers: Mapping[str, str] | None = None,
+        limits: Mapping[str, int] | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.tls = None if certificates is None else _client(certificates, zone)
@@ -48,6 +49,11 @@ class Node:
                       for word in (f"--{option}", str(certificates / name))]  # fmt: skip
         for name, url in (peers or {}).items():
             arguments += ["--peer", f"{name}={url}"]
+        if limits is not None:
+            settings = folder.parent / f"{folder.name}.toml"
+            lines = (f"{name} = {most}\n" for name, most in limits.items())
+            settings.write_text(f"[zones.{zone}.limits]\n{''.join(lines)}")
+            arguments += ["--config", str(settings)]
         command = [sys.executable, "-m", "ergon_framework.cli", "boundary", "serve", *arguments]
         log = folder.parent / f"{folder.name}.log"
         log.unlink(missing_ok=True)

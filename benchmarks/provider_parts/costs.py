@@ -91,9 +91,9 @@ def record(
         "count": theirs.turns[0].count,
     }
     if all(turn.cpu_time for turn in theirs.turns):
-        made["cpu_us"] = _rounded(
-            statistics.median(_figure(turn, "processor") for turn in theirs.turns)
-        )
+        cpu_times = [_figure(turn, "processor") for turn in theirs.turns]
+        made["cpu_us"] = _rounded(statistics.median(cpu_times))
+        made["cpu_us_spread"] = [_rounded(min(cpu_times)), _rounded(max(cpu_times))]
     if theirs.turns[0].latencies:
         for name, part in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("p999", 0.999)):
             made[f"{name}_us"] = _rounded(_quantile(theirs.turns, part))

@@ -59,7 +59,10 @@ def persisted(options: RunOptions) -> Iterator[Record]:
         CostTarget(p99_us=200.0),
     )
     yield from records("persisted-trickle", trickle, [], CostTarget(p99_us=200.0), by="wall")
-    yield from records("durable", kept, [], CostTarget(us=150.0), by="wall")
+    core = others[-1]
+    yield from records(
+        "durable", kept, [(core, CostTarget(most=0.6))], CostTarget(us=150.0), by="wall"
+    )
 
 
 def _bursts(provider: ProviderBase, options: RunOptions) -> Callable[[], Turn]:
