@@ -14,7 +14,7 @@ BASE = HEAD
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test fast campaign check format bench benchjobs benchboundary benchproviders \
-		benchscale benchlibraries benchconnectors bench-check docs screenshots pins pyright clean
+		benchscale benchlibraries benchconnectors bench-check bench-plots docs screenshots pins pyright clean
 
 help: ## this list
 	@echo "Each command first sets up what it needs in .venv; all it takes is Python 3.11 or newer."
@@ -54,6 +54,7 @@ check: $(VENV)/.ready-dev ## lint, format, types, imports, sizes and the conform
 	$(PY) tools/notice_docs.py --check
 	$(PY) tools/connector_docs.py --check
 	$(PY) tools/overview_picture.py --check
+	$(PY) benchmarks/plots.py --check
 	$(PY) tools/conformance.py --check
 
 pyright: $(VENV)/.ready-pyright ## check the types of what users write with pyright, which brings its own Node.js
@@ -86,6 +87,9 @@ benchconnectors: $(VENV)/.ready-benchconnectors ## measure consuming from broker
 
 bench-check: $(VENV)/.ready-dev ## compare every race with another commit, turn by turn: make bench-check BASE=main~1
 	$(PY) benchmarks/check.py $(BASE) $(ARGS)
+
+bench-plots: $(VENV)/.ready-core ## draw the kept results into docs/; anew: make bench-plots ARGS='--measure providers'
+	$(PY) benchmarks/plots.py $(ARGS)
 
 # The variable is the theme's own switch for a notice about its successor; warnings stay on.
 docs: $(VENV)/.ready-docs ## regenerate the reference pages and build the site into build/docs

@@ -1,0 +1,1 @@
+"""What is drawn of the results of benchmarks, and how."""
