@@ -272,6 +272,20 @@ def test_a_signal_that_comes_too_late_is_refused(
     assert "The signal 'approved' did not come within its time limit." in step
 
 
+@pytest.mark.parametrize("typed", ['{"ok": tru}', "[1, 2", '"by Ada', '{"ok": 1, "ok": 2}', "NaN"])
+def test_a_value_that_was_mistyped_completes_no_step(
+    flow_app: FlowApp, capsys: pytest.CaptureFixture[str], typed: str
+) -> None:
+    """The first value of a signal holds, so what begins like JSON has to be JSON."""
+    app = flow_app.app
+    flow = app.chain(app.wait_for_signal("ok")).enqueue()
+    refused = ergon(flow_app, capsys, "flows", "signal", flow, "ok", typed)
+    assert refused.startswith("2 error: VALUE is not JSON")
+    ergon(flow_app, capsys, "flows", "signal", flow, "ok", "by Ada")
+    app.drain()
+    assert flow.result(1) == "by Ada"
+
+
 def test_a_signal_whose_answer_was_lost_may_be_sent_again(flow_app: FlowApp) -> None:
     """Its step has completed with it by then; another value is refused, and so is another name."""
     app = flow_app.app

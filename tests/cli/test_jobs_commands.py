@@ -187,6 +187,8 @@ def test_enqueue_at_a_time(ergon: JobCommands) -> None:
         (["h", "--args", "[1"], "--args is not JSON"),
         (["h", "--args", "{}"], "--args is no JSON array"),
         (["h", "--args", "[NaN]"], "NaN is no number in JSON"),
+        (["h", "--args", '[{"a": 1, "a": 2}]'], "--args is not JSON: a name stands twice"),
+        (["h", "--kwargs", '{"a": 1, "a": 2}'], "--kwargs is not JSON: a name stands twice"),
         (["h", "--args", "[" * 100_000], "--args is not JSON: nested too deeply"),
         (["h", "--kwargs", "[]"], "--kwargs is no JSON object"),
         (["h", "--kwargs", "hunter2"], "--kwargs is not JSON"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -12,7 +11,7 @@ import typer
 
 from ergon_framework.cli import completion
 from ergon_framework.cli.command_run import ConfigPath, JsonFlag, expanded, finite
-from ergon_framework.cli.job_client import StoreUrl, opened
+from ergon_framework.cli.job_client import StoreUrl, json_value, opened
 from ergon_framework.cli.job_filters import pairs
 from ergon_framework.cli.output import (
     json_text,
@@ -332,7 +331,7 @@ class _Lines:
                 yield self._spec(line)
 
     def _spec(self, line: str) -> dict[str, Any]:
-        value = _parsed(f"line {self.number}", line)
+        value = json_value(f"line {self.number}", line)
         if isinstance(value, list):
             value = {"args": value}
         if not isinstance(value, dict):
@@ -346,7 +345,7 @@ class _Lines:
 
 def json_list(text: str | None) -> list[Any]:
     """What was given as ``--args``."""
-    value = [] if text is None else _parsed("--args", text)
+    value = [] if text is None else json_value("--args", text)
     if not isinstance(value, list):
         raise JobError("--args is no JSON array", remedy="""write it like --args '["a.png", 3]'""")
     return value
@@ -354,7 +353,7 @@ def json_list(text: str | None) -> list[Any]:
 
 def json_table(text: str | None) -> dict[str, Any]:
     """What was given as ``--kwargs``."""
-    value = {} if text is None else _parsed("--kwargs", text)
+    value = {} if text is None else json_value("--kwargs", text)
     if not isinstance(value, dict):
         raise JobError("--kwargs is no JSON object", remedy="""write --kwargs '{"width": 3}'""")
     return value
@@ -362,25 +361,7 @@ def json_table(text: str | None) -> dict[str, Any]:
 
 def _object(name: str, text: str) -> dict[str, Any]:
     word = f"--{name.replace('_', '-')}"
-    value = _parsed(word, text)
+    value = json_value(word, text)
     if not isinstance(value, dict):
         raise JobError(f"{word} is no JSON object", remedy=f"write it like {word} '{{…}}'")
     return value
-
-
-def _parsed(where: str, text: str) -> Any:
-    try:
-        return json.loads(text, parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
-        # Only the place of the mistake: the text itself may hold secrets.
-        problem = getattr(error, "msg", None) or (
-            "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        )
-        place = f" at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
-        is_line = where.startswith("line ")
-        remedy = "mend the line" if is_line else "quote it for the shell"
-        raise JobError(f"{where} is not JSON: {problem}{place}", remedy=remedy) from None
-
-
-def _no_number(word: str) -> Any:
-    raise ValueError(f"{word} is no number in JSON")

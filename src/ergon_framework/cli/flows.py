@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli.command_run import ConfigPath, JsonFlag
-from ergon_framework.cli.job_client import StoreUrl, opened, status_named
+from ergon_framework.cli.job_client import StoreUrl, json_value, opened, status_named
 from ergon_framework.cli.output import printable, show_list, show_one
+from ergon_framework.errors import JobError
 
 if TYPE_CHECKING:
     from ergon_framework.ports.flow import Flow
@@ -18,6 +19,7 @@ app = typer.Typer()
 
 FlowId = Annotated[str, typer.Argument(metavar="ID", help="The id of a flow.")]
 _COLUMNS = ["id", "name", "status", "steps", "completed", "failed", "unfinished", "created_at"]
+_NO_NUMBERS = ("NaN", "Infinity")
 MAX_STEPS = 1_000
 """Steps of a flow whose states are shown in its tree."""
 
@@ -156,8 +158,13 @@ def _decide(flow: str, event: Any, config: Any, url: str | None, as_json: bool) 
 
 
 def _value(text: str) -> Any:
-    """What was typed: JSON where it is JSON, and plain text otherwise."""
+    """What was typed: JSON where it is JSON, and plain text otherwise.
+
+    The first value of a signal holds, so a text that begins like JSON is taken for a slip.
+    """
     try:
-        return json.loads(text)
-    except ValueError:
+        return json_value("VALUE", text)
+    except JobError:
+        if text.startswith(("{", "[", '"')) or text.strip("-") in _NO_NUMBERS:
+            raise
         return text

@@ -17,6 +17,7 @@ from ergon_framework.core.text import indented
 from ergon_framework.errors import (
     ConfigurationError,
     ErgonError,
+    JobError,
     JobNotFoundError,
     StoreUnavailableError,
 )
@@ -188,3 +189,30 @@ def show_job(view: dict[str, Any], *, as_json: bool) -> None:
                 if entry.get(name):
                     print(f"\n{name} of attempt {entry.get('attempt')}:")
                     print(indented(str(entry[name])))
+
+
+def json_value(where: str, text: str) -> Any:
+    """JSON that somebody typed; ``where`` names the option or the line of a mistake."""
+    try:
+        return json.loads(text, parse_constant=_no_number, object_pairs_hook=_with_all_names)
+    except (ValueError, RecursionError) as error:
+        # Only the place of the mistake: the text itself may hold secrets.
+        problem = getattr(error, "msg", None) or (
+            "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        )
+        place = f" at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
+        is_line = where.startswith("line ")
+        remedy = "mend the line" if is_line else "quote it for the shell"
+        raise JobError(f"{where} is not JSON: {problem}{place}", remedy=remedy) from None
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no number in JSON")
+
+
+def _with_all_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object none of whose names stands in it twice: one of the two values would be lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return found
