@@ -58,6 +58,17 @@ OUT_OF_BOUNDS: dict[str, list[tuple[str, Any]]] = {
     "sqs": [("visibility", 43_201), ("wait", 21)],
 }
 """What there is no room for."""
+WITH_TLS = {
+    "http-poll": "poll+https://127.0.0.1:1/orders",
+    "http-post": "post+https://127.0.0.1:1/orders",
+    "kafka": "kafka+ssl://127.0.0.1:1/orders",
+    "mqtt": "mqtts://127.0.0.1:1/plant/orders",
+    "nats": "tls://127.0.0.1:1",
+    "rabbitmq": "amqps://127.0.0.1:1/orders",
+    "redis-streams": "rediss://127.0.0.1:1/0",
+}
+"""Addresses of those that take files of certificates only with another scheme."""
+FILES = ("ca", "cert", "key", "creds", "nkey")
 
 
 def class_of(kind: str) -> Any:
@@ -141,6 +152,29 @@ def test_a_url_and_the_settings_are_refused_alike(kind: str, tmp_path: Path) -> 
     file.write_text(f'[connectors.orders]\nurl = "{url}"\n')
     with pytest.raises(SettingsError, match=told):
         check(file, {})
+
+
+@pytest.mark.parametrize("kind", [*WITH_TLS, "postgres", "sqs"])
+def test_a_file_that_cannot_be_read_is_refused_before_anything_is_connected(
+    kind: str, tmp_path: Path
+) -> None:
+    """The client library would look for it each time it connects, which looks like an outage."""
+    file = tmp_path / "right.pem"
+    file.write_text("a file that can be read")
+    given = bare(kind) | ({"url": WITH_TLS[kind]} if kind in WITH_TLS else {})
+    for name in set(FILES) & {*declared_options(class_of(kind))}:
+        beside = {"cert": "key", "key": "cert"}.get(name)
+        for wrong in (tmp_path / "of-nobody.pem", tmp_path):
+            options = {name: str(wrong)} | ({beside: str(file)} if beside else {})
+            with pytest.raises(ConfigurationError) as caught:
+                class_of(kind)(**given, **options)
+            assert caught.value.message == f"the file of {name} cannot be read: {wrong}"
+            assert caught.value.remedy
+
+
+def test_postgresql_takes_the_authorities_of_the_system() -> None:
+    """libpq has a word for them, in the place of a file."""
+    class_of("postgres")(**GIVEN["postgres"], sslmode="verify-full", ca="system").close()
 
 
 @pytest.mark.parametrize("name", ["max_body_bytes", "max_requests", "timeout"])

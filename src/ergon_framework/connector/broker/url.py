@@ -112,13 +112,22 @@ def tls_files(
             "cert and key belong together, and one of them is missing",
             remedy="name the file of the certificate and that of its key, or neither",
         )
-    for name, file in (("ca", ca), ("cert", cert), ("key", key)):
-        if file and not os.access(file, os.R_OK):
+    refuse_unreadable(ca=ca, cert=cert, key=key)
+    return has_tls
+
+
+def refuse_unreadable(**files: str | None) -> None:
+    """Refuse files of options that cannot be read.
+
+    The client libraries look for them when they connect, and a connector would take their answer
+    for a broker that is away: it would wait for it.
+    """
+    for name, file in files.items():
+        if file and not (Path(file).is_file() and os.access(file, os.R_OK)):
             raise ConfigurationError(
                 f"the file of {name} cannot be read: {Path(file).absolute()}",
                 remedy="correct its name, or let this user read it",
             )
-    return has_tls
 
 
 def import_client(module: str, *, extra: str, connector: str) -> Any:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ergon_framework.connector.broker.url import BrokerUrl
+from ergon_framework.connector.broker.url import BrokerUrl, refuse_unreadable
 from ergon_framework.connector.http.client import ClientRules
 from ergon_framework.connector.http.page import PageRules, path_of
 from ergon_framework.errors import ConfigurationError
@@ -138,11 +136,7 @@ def client_rules(given: Mapping[str, Any], address: Address) -> ClientRules:
     ca = given["ca"]
     if ca is not None and not address.url.startswith("https:"):
         raise ConfigurationError("ca is for https", remedy="write poll+https://, or leave ca= out")
-    if ca is not None and not os.access(ca, os.R_OK):
-        raise ConfigurationError(
-            f"the file of ca cannot be read: {Path(ca).absolute()}",
-            remedy="correct its name, or let this user read it",
-        )
+    refuse_unreadable(ca=ca)
     return ClientRules(headers, address.login, given["timeout"], given["max_page_bytes"], ca)
 
 

@@ -21,6 +21,7 @@ from ergon_framework.connector.broker.message import (
 )
 from ergon_framework.connector.broker.options import COUNT, SOME_SECONDS, Bound, takes_options
 from ergon_framework.connector.broker.refusals import Refusals
+from ergon_framework.connector.broker.url import refuse_unreadable
 from ergon_framework.connector.nats.jetstream import (
     MESSAGE_ID,
     ConsumerUnservedError,
@@ -113,6 +114,7 @@ class NatsConnector(ThreadedTwins):
         tls_first: bool = False,
     ) -> None:
         files = {"creds": creds, "nkey": nkey, "tls_ca": ca, "tls_cert": cert}
+        refuse_unreadable(creds=creds, nkey=nkey, ca=ca, cert=cert, key=key)
         files |= {"tls_key": key, "tls_first": "yes" if tls_first else None}
         address = address_of(_with_options(url, files))
         self._consumer = _consumer_of(

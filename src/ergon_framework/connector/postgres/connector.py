@@ -22,6 +22,7 @@ from ergon_framework.connector.broker.message import (
     MessageCodec,
 )
 from ergon_framework.connector.broker.options import SOME_SECONDS, Bound, takes_options
+from ergon_framework.connector.broker.url import refuse_unreadable
 from ergon_framework.connector.postgres.columns import options_of
 from ergon_framework.connector.postgres.errors import PostgresConnectorError, TableRefusedError
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
@@ -93,6 +94,10 @@ class PostgresConnector(ThreadedTwins):
         cert: str | None = None,
         key: str | None = None,
     ) -> None:
+        # libpq also takes ca=system, and the name of a key in a device: pkcs11:…
+        refuse_unreadable(
+            ca=None if ca == "system" else ca, cert=cert, key=None if ":" in (key or "") else key
+        )
         given = {"host": host, "pooler": pooler, "sslmode": sslmode, "sslrootcert": ca}
         self._url = _with_options(url, {**given, "sslcert": cert, "sslkey": key})
         address = address_of(self._url)

@@ -34,7 +34,7 @@ from ergon_framework.connector.broker.message import (
 )
 from ergon_framework.connector.broker.options import Bound, takes_options
 from ergon_framework.connector.broker.refusals import Refusals
-from ergon_framework.connector.broker.url import BrokerUrl, import_client
+from ergon_framework.connector.broker.url import BrokerUrl, import_client, refuse_unreadable
 from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.connector.sqs.held import HeldMessage, HeldMessages
 from ergon_framework.connector.sqs.queue import (
@@ -131,6 +131,7 @@ class SqsConnector(ThreadedConsuming):
                 "endpoint is the address of a server, with http:// or https:// before it",
                 remedy="write endpoint=http://localhost:4566, or leave it out for AWS",
             )
+        refuse_unreadable(ca=ca)
         self.name = name
         self.malformed = 0
         self._region = place.host
