@@ -72,8 +72,7 @@ from ergon_framework.web.console.part_pages import (
     zones_document,
 )
 from ergon_framework.web.console.reading import ReadingPages
-from ergon_framework.web.console.sharing import SharedAnswers, SharedLook
-from ergon_framework.web.console.stand_in import StandIn
+from ergon_framework.web.console.sharing import SharedAnswers, SharedLook, ViewerPlaceholders
 from ergon_framework.web.console.work_pages import (
     FAMILY_COLUMNS,
     SCHEDULE_COLUMNS,
@@ -167,7 +166,7 @@ class Console:
         self._dead = SharedLook(partial(self._asked, dead_letters_document))
         self._events = ChangeEvents(self._mark, stopping)
         self._pages: SharedAnswers[Response] = SharedAnswers()
-        self._standing = StandIn()
+        self._placeholders = ViewerPlaceholders()
 
     async def _mark(self) -> str:
         return f"{await self._watch.mark()}-{await self._reading.mark()}"
@@ -226,9 +225,9 @@ class Console:
             is_many = may_share and self._events.watchers >= MANY_WATCHERS
             if not is_many or format_of(request) != "html" or "did" in request.query_params:
                 return await self._answer(request, show, session)
-            # One for all with the same role, with marks where each has a name and a secret.
-            alike = self._standing.alike(session)
-            who = None if alike is None else (alike.role, alike.is_proxied)
+            # One rendering for all viewers of a role; what belongs to each is filled in afterwards.
+            shared = self._placeholders.session(session)
+            who = None if shared is None else (shared.role, shared.is_proxied)
             question = (
                 request.scope.get(ROLE),
                 who,
@@ -236,8 +235,8 @@ class Console:
                 path_of(request),
                 request.url.query,
             )
-            look = partial(self._answer, request, show, alike)
-            return self._standing.made_for(session, await self._pages.get(question, look))
+            look = partial(self._answer, request, show, shared)
+            return self._placeholders.fill(await self._pages.get(question, look), session)
 
         return answer
 

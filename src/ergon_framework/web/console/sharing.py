@@ -1,12 +1,19 @@
-"""What many watchers ask for, asked of a store once."""
+"""What many viewers of a page share: one look at a store, and one rendering for all of a role."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import replace
+from html import escape
 from time import monotonic
 from typing import Generic, TypeVar
+
+from starlette.responses import Response
+
+from ergon_framework.web.sessions import BrowserSession
 
 T = TypeVar("T")
 
@@ -76,3 +83,28 @@ class SharedAnswers(Generic[T]):
             while len(self._looks) > MOST_KEPT:
                 self._looks.popitem(last=False)
         return await found.get()
+
+
+class ViewerPlaceholders:
+    """Placeholders in a shared page for what belongs to one viewer: a name, the secret of forms.
+
+    They are random, so that no text of a job can be taken for one.
+    """
+
+    def __init__(self) -> None:
+        self._name, self._secret = (f"mark-{secrets.token_hex(16)}" for _ in range(2))
+
+    def session(self, viewer: BrowserSession | None) -> BrowserSession | None:
+        """The session that a shared page is rendered for: the viewer's role, with placeholders."""
+        if viewer is None:
+            return None
+        return replace(viewer, name=self._name, form_secret=self._secret, token=None)
+
+    def fill(self, page: Response, viewer: BrowserSession | None) -> Response:
+        """A copy of a shared page with the name and the secret of the viewer."""
+        body = bytes(page.body)
+        if viewer is not None:
+            body = body.replace(self._name.encode(), escape(viewer.name).encode())
+            body = body.replace(self._secret.encode(), escape(viewer.form_secret).encode())
+        headers = {name: value for name, value in page.headers.items() if name != "content-length"}
+        return Response(body, page.status_code, headers)
