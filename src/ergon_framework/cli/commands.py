@@ -21,7 +21,7 @@ from ergon_framework.cli.output import (
     show_error,
     show_traceback,
 )
-from ergon_framework.errors import ConfigurationError, ErgonError, describe
+from ergon_framework.errors import ConfigurationError, ErgonError, JobNotFoundError, describe
 
 # Typer brings its own click or uses the installed one, depending on its version; both name
 # the base of all errors of usage here.
@@ -144,9 +144,12 @@ def _of_argument(error: BaseException, given: Sequence[str]) -> BaseException:
     Python hands over bytes that are no UTF-8 as lone surrogates: a path may have them, and an id or
     a name cannot. No database has numbers of more than 64 bits.
     """
-    if isinstance(error, UnicodeEncodeError):
+    # A client that looks for an id knows that no store has such a one, and does not ask.
+    is_unknown = isinstance(error, JobNotFoundError)
+    if is_unknown or isinstance(error, UnicodeEncodeError):
         for each in given:
-            if not each.isprintable() and each.encode(errors="replace").decode() != each:
+            is_meant = not is_unknown or repr(each) in str(error)
+            if is_meant and each.encode(errors="replace").decode() != each:
                 remedy = "write ids, names and texts in UTF-8"
                 return ConfigurationError(f"{each!r} is no UTF-8", remedy=remedy)
     elif isinstance(error, OverflowError):

@@ -206,7 +206,10 @@ def families(
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List the latest 1,000 dead-lettered jobs by handler and error, the largest family first."""
+    """Group dead-lettered jobs by handler and error.
+
+    It looks at the latest 1,000 of them, and shows the largest family first.
+    """
     from ergon_framework.web.console.job_look import MOST_COMPARED
     from ergon_framework.web.console.job_look import families as families_of
 
