@@ -11,7 +11,7 @@ import pytest
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.jobs import JobClient
 from ergon_framework.web.client import ApiClient, ApiError
-from tests.web.content import fill_jobs, settings_in
+from tests.web.content import fill_jobs, fill_zone, settings_in
 from tests.web.serving import started
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("ONE:serve")]
@@ -34,6 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("api")
     settings_in(folder, SERVER)
     fill_jobs(folder, waiting=2, dead=2)
+    fill_zone(folder)
     with JobClient(f"sqlite:///{folder}/work.db") as jobs:
         jobs.enqueue("h", id="a/b c", tags=["x"], metadata={"plan": "pro"})
     return folder
@@ -98,6 +99,24 @@ def test_flows(place: Path, url: str) -> None:
         named = [jobs.chain("one", "two").enqueue() for _ in range(5)]
     assert [each.id for each in client.all_flows(page=2)] == named[::-1]
     assert [each.id for each in client.flows(limit=3)] == named[:1:-1]
+
+
+def test_facts_that_were_set_aside(url: str) -> None:
+    """One is released, then discarded, which cannot be taken back."""
+    client = ApiClient(url, ADA)
+    [found] = client.quarantine("plant-a", consumer="reader")
+    told = (found.id, found.consumer_name, found.reason, found.message)
+    assert told == (1, "reader", "bad", "cannot be read")
+    assert client.release_fact("plant-a", found.id, reason="read again").state == "released"
+    assert [each.id for each in client.quarantine("plant-a", state="released")] == [1]
+    assert client.discard_fact("plant-a", found.id).state == "discarded"
+    assert list(client.quarantine("plant-a")) == []
+    with pytest.raises(ApiError, match="cannot become released") as caught:
+        client.release_fact("plant-a", found.id)
+    assert (caught.value.status, caught.value.code) == (409, "wrong_state")
+    with pytest.raises(ApiError) as caught:
+        ApiClient(url, BOB).discard_fact("plant-a", found.id)
+    assert caught.value.status == 403
 
 
 def test_queues_and_schedules(place: Path, url: str) -> None:

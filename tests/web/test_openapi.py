@@ -31,6 +31,7 @@ LISTS = [
 ]
 ITEMS = ["/api/v1/jobs/{job_id}", "/api/v1/jobs/{job_id}/why", "/api/v1/dead-letters/{letter_id}"]
 FLOW = "/api/v1/flows/{flow_id}"
+SET_ASIDE = "/api/v1/boundary/{zone}/quarantine/{item}"
 ACTIONS = [
     "/api/v1/jobs/bulk",
     *(
@@ -41,6 +42,7 @@ ACTIONS = [
     "/api/v1/queues/{queue}/resume",
     "/api/v1/schedules/{schedule}/fire",
     *(f"{FLOW}/{name}" for name in ("retry", "skip", "cancel", "purge", "signal")),
+    *(f"{SET_ASIDE}/{name}" for name in ("release", "discard")),
 ]
 PROBES = ["/live", "/ready", "/health/live", "/health/ready", "/metrics"]
 SUMMARY = "/api/v1/provider-health/summary"
@@ -63,6 +65,7 @@ def changing(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """That of a server of its own, whose jobs may be changed."""
     place = tmp_path_factory.mktemp("changing")
     fill_jobs(place, waiting=3, dead=6)
+    fill_zone(place)
     return published(place)
 
 
@@ -208,4 +211,18 @@ def test_each_change_is_as_published(
     """Done and refused: the body fits the schema of its status."""
     operation = changing[f"/api/v1/jobs/{{job_id}}/{name}"]["POST"]
     case = operation.Case(path_parameters={"job_id": job}, body=body, media_type="application/json")
+    assert int(whole(case).status_code) == status
+
+
+@pytest.mark.parametrize(
+    ("name", "item", "status"),
+    [("release", 1, 200), ("discard", 1, 200), ("release", 1, 409), ("release", 9, 404)],
+)
+def test_each_change_of_a_fact_is_as_published(
+    changing: Any, name: str, item: int, status: int
+) -> None:
+    """Done and refused: the body fits the schema of its status."""
+    operation = changing[f"{SET_ASIDE}/{name}"]["POST"]
+    place = {"zone": "plant-a", "item": item}
+    case = operation.Case(path_parameters=place, body={}, media_type="application/json")
     assert int(whole(case).status_code) == status

@@ -108,12 +108,19 @@ def reach_node(
     The zone of a script need not be served: then this process serves it for as long as it asks.
     """
     setup = known_zone(config, zone) if url is None and not any((files or {}).values()) else None
-    folder = None if setup is None else _private_folder(setup)
-    if setup is not None and folder is not None and folder.is_dir():
+    if setup is not None:
+        return reach_zone(setup, timeout)
+    return node_address(config, zone, url, files).connect(timeout)
+
+
+def reach_zone(setup: ZoneSetup, timeout: float) -> Transport:
+    """The same for a zone whose settings are known."""
+    folder = _private_folder(setup)
+    if folder is not None and folder.is_dir():
         from ergon_framework.boundary.node.local_node import LocalTransport
 
         return LocalTransport(setup.name, setup.settings, timeout=timeout)
-    return node_address(config, zone, url, files).connect(timeout)
+    return zone_address(setup).connect(timeout)
 
 
 def _private_folder(setup: ZoneSetup) -> Path | None:

@@ -21,13 +21,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from ergon_framework.core.text import counted
-from ergon_framework.errors import ErgonError, StoreError, StoreReadOnlyError
+from ergon_framework.errors import (
+    ErgonError,
+    NodeUnavailableError,
+    StoreError,
+    StoreReadOnlyError,
+)
 from ergon_framework.jobs.views import moment
 from ergon_framework.storage.secure_files import prepare_database
 
 if TYPE_CHECKING:
     from ergon_framework.app.settings.sections import Settings
 
+NOT_CONNECTED = "connect_failed"
+"""The reason of a ``NodeUnavailableError`` when nothing was sent."""
 logger = logging.getLogger("ergon.web.audit")
 logger.setLevel(logging.INFO)  # whatever the level of all others: who did what is always told
 
@@ -48,12 +55,16 @@ PAUSE, RESUME, FIRE = "pause-queue", "resume-queue", "fire-schedule"
 """The same for what is done to a queue or a schedule."""
 RETRY_FLOW, SKIP_FLOW, CANCEL_FLOW = "retry-flow", "skip-flow", "cancel-flow"
 PURGE_FLOW, SIGNAL_FLOW = "purge-flow", "signal-flow"
+RELEASE_FACT, DISCARD_FACT = "release-fact", "discard-fact"
+OF_FACTS = (RELEASE_FACT, DISCARD_FACT)
+"""The same for what is done to a fact that was set aside; the target is ``ZONE/ID``."""
 OF_FLOWS = (RETRY_FLOW, SKIP_FLOW, CANCEL_FLOW, PURGE_FLOW, SIGNAL_FLOW)
 """The same for what is done to a flow, whose id is the target."""
 AUDITED = (
     *("requeue", "retry", "cancel", "delete", EDIT, LOOK),
     *(PAUSE, RESUME, FIRE),
     *OF_FLOWS,
+    *OF_FACTS,
 )
 """Everything that the log tells of, in the order in which people choose from it."""
 _COLUMNS = "id, at, actor, action, target, outcome, number, detail"
@@ -92,7 +103,7 @@ class AuditEntry(msgspec.Struct, frozen=True):
     at: float
     actor: str
     action: str
-    target: str  # the id of a job or a flow; empty for many jobs
+    target: str  # the id of a job or a flow, or a fact as ZONE/ID; empty for many jobs
     outcome: str
     number: int | None  # of jobs that were changed
     detail: str  # how the jobs were chosen, the reason, or the code of a refusal
@@ -131,18 +142,14 @@ class AuditLog:
         try:
             done = do()
         except ErgonError as error:
-            # A store that did not answer may have done it all the same; one that may not be written
-            # has not.
-            is_unknown = isinstance(error, StoreError) and not isinstance(error, StoreReadOnlyError)
-            outcome = AuditOutcome.UNKNOWN if is_unknown else AuditOutcome.REFUSED
+            outcome = AuditOutcome.UNKNOWN if may_be_done(error) else AuditOutcome.REFUSED
             self._end(entry, outcome, None, error.code)
             raise
         number = done if isinstance(done, int) and not isinstance(done, bool) else None
         self._end(entry, AuditOutcome.DONE, number, None)
         jobs = counted(number or 0, "job")
         if number is None:
-            kind = "flow" if action in OF_FLOWS else "job"
-            jobs = f"the {kind} {target!r}" if target else detail
+            jobs = f"the {kind_of(action)} {target!r}" if target else detail
         logger.info("%s: %s %s", actor, action, jobs)
         return done
 
@@ -230,6 +237,21 @@ class AuditLog:
         connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT)
         connection.executescript(_TABLE)
         return connection
+
+
+def may_be_done(error: ErgonError) -> bool:
+    """Whether what has failed so may have been done all the same."""
+    if isinstance(error, NodeUnavailableError):
+        return error.reason != NOT_CONNECTED
+    # A store that did not answer may have done it; one that may not be written has not.
+    return isinstance(error, StoreError) and not isinstance(error, StoreReadOnlyError)
+
+
+def kind_of(action: str) -> str:
+    """What the target of an action is."""
+    if action in OF_FACTS:
+        return "fact"
+    return "flow" if action in OF_FLOWS else "job"
 
 
 def read_entries(path: Path, search: AuditSearch, limit: int) -> list[AuditEntry]:

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
@@ -29,6 +30,7 @@ from ergon_framework.web.backends import PROVIDERS, Backends, JobBackend, ZoneBa
 from ergon_framework.web.responses import (
     BackendUnavailableError,
     ResourceNotFoundError,
+    UnknownOutcomeError,
     UnreadableAnswerError,
 )
 
@@ -150,6 +152,21 @@ class BackendPool:
         """
         # Beside the loop, as a file that is locked makes one wait.
         await asyncio.to_thread(self.audit.seen, actor, LOOK, target, detail)
+
+    async def recorded(
+        self, part: str, actor: str, action: str, target: str, detail: str, do: Callable[[], T]
+    ) -> T:
+        """Let a part do something, with an entry in the audit log before it; what it answers."""
+        # In a thread of the part, which goes on when the request has run out of its time: the
+        # outcome is written down all the same.
+        record = partial(self.audit.record, actor, action, target, detail, do)
+        try:
+            return await self.call(part, record)
+        except BackendUnavailableError as error:
+            if isinstance(error.__cause__, NoAnswerInTimeError):
+                what = "the job" if part == "jobs" else "what was to be changed"
+                raise UnknownOutcomeError(backend_title(part), what) from error
+            raise
 
     async def call(self, part: str, question: Callable[[], T], seconds: float | None = None) -> T:
         """What a part answers; ``BackendUnavailableError`` when it does not."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ergon_framework.app.jobs import JobSetup, setup_of
-from ergon_framework.app.node import NodeAddress, node_address
+from ergon_framework.app.node import NodeAddress, node_address, reach_zone
 from ergon_framework.app.settings.sections import Settings
 from ergon_framework.app.settings.stores import (
     call_stores,
@@ -25,6 +25,7 @@ from ergon_framework.app.settings.stores import (
     keeps_jobs,
     resolve_url,
 )
+from ergon_framework.app.zones import ZoneSetup
 from ergon_framework.errors import (
     ConfigurationError,
     ErgonError,
@@ -46,6 +47,7 @@ from ergon_framework.providers.migrations import VERSION_TABLE
 from ergon_framework.providers.store_urls import current_store as current_provider_store
 from ergon_framework.storage.substitutes import find_substitute
 from ergon_framework.storage.urls import file_of
+from ergon_framework.web.audit import NOT_CONNECTED
 
 if TYPE_CHECKING:
     from ergon_framework.boundary.settings import ZoneSettings
@@ -298,6 +300,23 @@ class ZoneBackend:
     def check(self) -> None:
         """Raise ``ErgonError`` unless the node or its folder answers for the zone."""
         self.status()
+
+    def settle(self, method: str, item: int, reason: str) -> dict[str, Any]:
+        """Release or discard a fact that was set aside; only a node changes its zone.
+
+        The zone of a script need not be served: then this process serves it for as long as it asks.
+        """
+        try:
+            transport = reach_zone(ZoneSetup(self.name, self.settings), self.timeout)
+        except ConfigurationError as error:  # it lets the node choose its port, and has no folder
+            raise NodeUnavailableError(
+                "nobody knows where the node listens", reason=NOT_CONNECTED
+            ) from error
+        fields = {"id": item, "reason": reason}
+        with closing(transport):
+            answer = transport.call(_ADMIN + method, json.dumps(fields).encode())
+        found: dict[str, Any] = json.loads(answer)
+        return found
 
     def _asked(
         self, method: str, fields: dict[str, Any], look: Callable[[LocalZone], dict[str, Any]]

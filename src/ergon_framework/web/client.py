@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
@@ -142,6 +142,28 @@ class ApiFlow(msgspec.Struct, frozen=True):
     signals: list[str] = []
 
 
+class ApiSetAside(msgspec.Struct, frozen=True):
+    """A fact that a zone has set aside, without its content."""
+
+    id: int
+    consumer_name: str
+    log: str
+    offset: int
+    reason: str
+    state: str
+    message: str = ""
+    attempts: int = 0
+
+
+class ApiFact(msgspec.Struct, frozen=True):
+    """A fact that was released or discarded, and where it stands then."""
+
+    zone: str
+    id: int
+    action: str
+    state: str
+
+
 class _Problem(msgspec.Struct):
     code: str
     message: str
@@ -164,6 +186,11 @@ _MOST = 1000
 
 class _Flows(msgspec.Struct):
     items: list[ApiFlow]
+    next_cursor: str | None
+
+
+class _Quarantine(msgspec.Struct):
+    items: list[ApiSetAside]
     next_cursor: str | None
 
 
@@ -279,6 +306,18 @@ class ApiClient:
         """One flow: how it stands, why, what can be done, and which signals it waits for."""
         return self._get(address_of("/flows", flow_id), ApiFlow)
 
+    def quarantine(
+        self, zone: str, *, state: str | None = None, consumer: str | None = None
+    ) -> Iterator[ApiSetAside]:
+        """The facts that a zone has set aside, the oldest first; with a ``state`` others."""
+        path, cursor = f"/boundary/{quote(zone, safe='')}/quarantine", None
+        while True:
+            found = self._get(path, _Quarantine, state=state, consumer=consumer, cursor=cursor)
+            yield from found.items
+            cursor = found.next_cursor
+            if cursor is None:
+                return
+
     # ---- changing -------------------------------------------------------------------------------
 
     def requeue(self, job_id: str, *, reason: str = "") -> ApiChange:
@@ -353,6 +392,14 @@ class ApiClient:
         """Enqueue the job of a schedule now, beside its fires."""
         return self._post(address_of("/schedules", schedule, "/fire"), {}, ApiFired)
 
+    def release_fact(self, zone: str, item: int, *, reason: str = "") -> ApiFact:
+        """Deliver a fact that was set aside once more; the same again is fine."""
+        return self._settle(zone, item, "release", reason)
+
+    def discard_fact(self, zone: str, item: int, *, reason: str = "") -> ApiFact:
+        """Give a fact that was set aside up for its consumer, for good; the same again is fine."""
+        return self._settle(zone, item, "discard", reason)
+
     def bulk(
         self,
         action: str,
@@ -382,6 +429,10 @@ class ApiClient:
     def _act(self, unit: str, action: str, reason: str, kind: str = "jobs") -> ApiChange:
         where = address_of(f"/{kind}", unit, f"/{action}")
         return self._post(where, {"reason": reason}, ApiChange)
+
+    def _settle(self, zone: str, item: int, action: str, reason: str) -> ApiFact:
+        path = f"/boundary/{quote(zone, safe='')}/quarantine/{item}/{action}"
+        return self._post(path, {"reason": reason}, ApiFact)
 
     def _get(self, path: str, kind: type[T], **query: Any) -> T:
         given = {name: value for name, value in query.items() if value not in (None, (), [])}

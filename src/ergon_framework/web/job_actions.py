@@ -16,13 +16,9 @@ from ergon_framework.ports.job_fields import name
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.telemetry.notices import emit
 from ergon_framework.web.audit import EDIT, FIRE, PAUSE, RESUME
-from ergon_framework.web.backend_pool import BackendPool, NoAnswerInTimeError
+from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.job_routes import JobsParams, search_for
-from ergon_framework.web.responses import (
-    BackendUnavailableError,
-    InvalidParameterError,
-    UnknownOutcomeError,
-)
+from ergon_framework.web.responses import InvalidParameterError
 
 MOST_AT_ONCE = 10_000
 """Jobs that one request changes: it has its time. The same request goes on with the rest."""
@@ -191,21 +187,13 @@ class JobActions:
         makes_tables: bool = False,
     ) -> T:
         """Do something with an entry in the audit log before it; what it answers."""
-        source, audit = self._pool.jobs(), self._pool.audit
+        source = self._pool.jobs()
 
         def do() -> T:
             with source.writing(makes_tables=makes_tables) as client:
                 return change(client)
 
-        # In the thread of the store, which goes on when the request has run out of its time: the
-        # outcome is written down all the same.
-        record = partial(audit.record, actor, action, target, detail, do)
-        try:
-            return await self._pool.call("jobs", record)
-        except BackendUnavailableError as error:
-            if isinstance(error.__cause__, NoAnswerInTimeError):
-                raise UnknownOutcomeError from error
-            raise
+        return await self._pool.recorded("jobs", actor, action, target, detail, do)
 
 
 def search_of(action: Action, asked: JobsParams) -> Search:

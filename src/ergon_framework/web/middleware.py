@@ -246,7 +246,12 @@ EDIT = "edit-and-requeue"
 EDIT_FORM = f"{CONSOLE}/edit/"
 """The path of a form with the arguments of a job."""
 JOBS_API, FLOWS_API = "/api/v1/jobs/", "/api/v1/flows/"
-CHANGING = (f"{CONSOLE}/", JOBS_API, FLOWS_API, "/api/v1/queues/", "/api/v1/schedules/")
+CHANGING = (
+    f"{CONSOLE}/",
+    JOBS_API,
+    FLOWS_API,
+    *(f"/api/v1/{each}/" for each in ("queues", "schedules", "boundary")),
+)
 """What the paths begin with at which something can be changed."""
 SIGNAL = "/signal"
 """The last part of the path at which the API takes the value of a signal."""
@@ -289,8 +294,7 @@ class RequestLimiter:
     def _refused(self, scope: Scope) -> Response | None:
         if scope["method"] not in {"GET", "HEAD"} and not _may_change(scope):
             remedy = {
-                "remedy": "ask with GET or HEAD: what changes something is below /api/v1/jobs/"
-                " or /api/v1/flows/"
+                "remedy": "ask with GET or HEAD; /openapi.json tells what a POST changes, and where"
             }
             text = "method not allowed"
             return error_response(405, "method_not_allowed", text, remedy, {"Allow": _METHODS})

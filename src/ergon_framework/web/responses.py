@@ -151,13 +151,29 @@ class LateAnswerError(BackendUnavailableError):
 class UnknownOutcomeError(BackendUnavailableError):
     """What was to be done may be done all the same: whoever asks again may do it twice."""
 
-    def __init__(self) -> None:
+    def __init__(self, title: str = "the job store", what: str = "the job") -> None:
         ErgonError.__init__(
             self,
-            "the job store did not answer in time, and may do it all the same",
-            remedy="look at the job, or into the audit log, before you ask again",
+            f"{title} did not answer in time, and may do it all the same",
+            remedy=f"look at {what}, or into the audit log, before you ask again",
         )
         self.code = "outcome_unknown"
+
+
+class NodeAwayError(BackendUnavailableError):
+    """The node of a zone is not up, and nobody else may change the zone."""
+
+    def __init__(self, part: str, zone: str) -> None:
+        remedy = f"start it, such as with ergon run --all or ergon boundary serve --zone {zone}"
+        message = f"the node of the zone {zone!r} is not up: nothing was changed"
+        ErgonError.__init__(self, message, remedy=remedy, details={"part": part})
+        self.code = "unavailable"
+
+
+class StateConflictError(ErgonError):
+    """What was asked for is there, and its state does not allow it."""
+
+    code = "wrong_state"
 
 
 def _described(text: str) -> dict[str, Any]:
@@ -180,7 +196,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 MISSING: dict[int | str, dict[str, Any]] = {404: _described("There is no such thing.")}
 CHANGES: dict[int | str, dict[str, Any]] = {
-    409: _described("The job's state, or another job, does not allow it."),
+    409: _described("The state of what is to be changed, or another job, does not allow it."),
     413: _described("The body is too large."),
 }
 
@@ -219,7 +235,7 @@ def answer_of(error: ErgonError) -> JSONResponse:
         return error_response(422, **document)
     if isinstance(error, NotAllowedError):
         return error_response(403, **document)
-    if isinstance(error, JobStateError | DuplicateJobError):
+    if isinstance(error, JobStateError | DuplicateJobError | StateConflictError):
         return error_response(409, **document)
     if isinstance(error, JobError):  # what was asked for cannot be: a wrong argument, say
         return error_response(422, **document)

@@ -22,6 +22,7 @@ from ergon_framework.web.boundary_routes import boundary_routes
 from ergon_framework.web.console.refusals import RefusalPages, page_of
 from ergon_framework.web.console.routes import console_routes
 from ergon_framework.web.dead_letter_routes import dead_letter_routes
+from ergon_framework.web.fact_routes import fact_routes
 from ergon_framework.web.flow_routes import flow_routes
 from ergon_framework.web.job_routes import admin_routes, job_routes
 from ergon_framework.web.metrics import metric_routes
@@ -157,6 +158,7 @@ def _parts(pool: BackendPool, plan: ServerPlan) -> Iterator[_Part]:
         flow_routes,
         dead_letter_routes,
         boundary_routes,
+        fact_routes,
     ):
         yield _Part(build(pool), dependencies=[Depends(given_once)], responses=REFUSALS)
     yield _Part(console_routes(pool, plan.auth.sessions, plan.stopping))

@@ -162,6 +162,15 @@ class GapItem(_Open):
     reason: str
 
 
+class FactChange(_Exact):
+    """A fact that was released or discarded."""
+
+    zone: str
+    id: int = Field(description="Of the fact in the quarantine.")
+    action: Literal["release", "discard"]
+    state: Literal["released", "discarded"]
+
+
 class JobChange(_Exact):
     """A job that was changed, and where it stands then."""
 

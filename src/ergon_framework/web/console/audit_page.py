@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from starlette.datastructures import QueryParams as Given
 
 from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.jobs.views import moment
-from ergon_framework.web.audit import AuditLog, AuditOutcome, AuditSearch, entry_view
+from ergon_framework.web.addresses import address_of
+from ergon_framework.web.audit import (
+    OF_FACTS,
+    OF_FLOWS,
+    AuditError,
+    AuditLog,
+    AuditOutcome,
+    AuditSearch,
+    entry_view,
+)
 from ergon_framework.web.console.formatting import Chip
 from ergon_framework.web.job_routes import Place
 from ergon_framework.web.responses import InvalidParameterError, cursor_place, cursor_text, page
 
+MOST_CHANGES = 10
+"""Of one thing, on its page: the latest."""
 AUDIT_COLUMNS = ("id", "at", "actor", "action", "target", "outcome", "number", "detail")
 _CHIPS = {
     AuditOutcome.BEGUN: Chip("warn", "not known"),
@@ -65,6 +77,36 @@ def audit_document(log: AuditLog, search: AuditSearch, limit: int) -> dict[str, 
     }
 
 
+def changes_of(log: AuditLog, target: str, actions: tuple[str, ...]) -> list[dict[str, Any]] | None:
+    """What people and programs did to one thing, the latest first; None where that is not known.
+
+    As the history of a job, it is for everybody who may read the thing itself.
+    """
+    search = AuditSearch(target=target, actions=actions)
+    try:
+        found = log.find(search, MOST_CHANGES)
+    except AuditError:
+        return None
+    return [
+        {
+            "at": moment(each.at),
+            "by": each.actor,
+            "action": each.action,
+            "outcome": each.outcome,
+            "detail": each.detail,
+        }
+        for each in found
+    ]
+
+
 def outcome_chip(outcome: str) -> Chip:
     """What came of it."""
     return _CHIPS[AuditOutcome(outcome)]
+
+
+def target_address(action: str, target: str) -> str:
+    """Where the console shows what an entry is about."""
+    if action in OF_FACTS:
+        zone, _, item = target.rpartition("/")
+        return f"/zones/{quote(zone)}/quarantine/{item}"
+    return address_of("/flows" if action in OF_FLOWS else "/jobs", target)

@@ -10,12 +10,10 @@ from ergon_framework.core.flow import FlowStatus
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.flow_client import found_flow
 from ergon_framework.jobs.flow_why import explain_flow, flow_view, plan_tree, total
-from ergon_framework.jobs.views import moment
 from ergon_framework.ports.flow import Flow, step_id
 from ergon_framework.ports.jobstore import FullJobStore, Job, Search
 from ergon_framework.web import flow_actions
 from ergon_framework.web.addresses import address_of
-from ergon_framework.web.audit import OF_FLOWS, AuditError, AuditLog, AuditSearch
 from ergon_framework.web.backends import JobBackend
 from ergon_framework.web.console.flow_graph import (
     Counts,
@@ -52,8 +50,6 @@ STEP_COLUMNS = (
     "created_at",
     "finished_at",
 )
-MOST_CHANGES = 10
-"""What was done to a flow that its page shows: the latest."""
 MOST_READ = 400
 """Steps of a flow that are read one by one; of a larger one, those of small boxes are."""
 MOST_IN_BOX = 20
@@ -112,28 +108,6 @@ def flow_document(
             # The last one first, as everywhere, unless all of them can be told in their order.
             **page(items if below or more else items[::-1], more),
         }
-
-
-def changes_of(log: AuditLog, flow_id: str) -> list[dict[str, Any]] | None:
-    """What people and programs did to a flow, the latest first; None where that cannot be read.
-
-    As the history of a job, it is for everybody who may read the flow.
-    """
-    search = AuditSearch(target=flow_id, actions=OF_FLOWS)
-    try:
-        found = log.find(search, MOST_CHANGES)
-    except AuditError:
-        return None
-    return [
-        {
-            "at": moment(each.at),
-            "by": each.actor,
-            "action": each.action,
-            "outcome": each.outcome,
-            "detail": each.detail,
-        }
-        for each in found
-    ]
 
 
 def _drawable(flow: Flow) -> Mapping[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from functools import partial
@@ -16,14 +15,14 @@ from starlette.responses import RedirectResponse, Response
 from ergon_framework.core.flow import FlowStatus
 from ergon_framework.core.job import JobStatus
 from ergon_framework.web.addresses import address_of
+from ergon_framework.web.audit import OF_FLOWS
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.console.answers import ROOT, View, address_with, format_of, unit_of
-from ergon_framework.web.console.audit_page import outcome_chip
+from ergon_framework.web.console.audit_page import changes_of, outcome_chip
 from ergon_framework.web.console.capability_page import ATTEMPT_COLUMNS, capability_document
 from ergon_framework.web.console.flow_pages import (
     FLOW_COLUMNS,
     STEP_COLUMNS,
-    changes_of,
     flow_chip,
     flow_document,
     flows_document,
@@ -50,15 +49,16 @@ from ergon_framework.web.console.zone_page import (
     QUARANTINE_COLUMNS,
     content_document,
     gate_chip,
+    item_number,
     zone_document,
 )
+from ergon_framework.web.fact_actions import FACT_ACTIONS, fact_actions_for
 from ergon_framework.web.flow_actions import FLOW_ACTIONS
 from ergon_framework.web.job_routes import Place
 from ergon_framework.web.middleware import caller_of
 from ergon_framework.web.responses import (
     MAX_PAGE,
     InvalidParameterError,
-    ResourceNotFoundError,
     cursor_place,
 )
 
@@ -66,7 +66,6 @@ Shown = Callable[[Request], Awaitable[View | Response]]
 S = TypeVar("S", bound=StrEnum)
 SHOWN, MOST_TOLD = 50, 100
 """Rows on a page, and entries of the journal."""
-_ITEM = re.compile("[0-9]{1,18}")
 _CONTENT = ("envelope", "fact")
 
 
@@ -109,19 +108,20 @@ class ReadingPages:
         name, most = request.path_params["zone"], MAX_PAGE
         limit = MOST_ITEMS if format_of(request) == "html" else most
         found = await zone_document(self._pool, name, limit)
-        extra = {"zone_chip": zone_chip, "gate_chip": gate_chip}
+        extra = {
+            "zone_chip": zone_chip,
+            "gate_chip": gate_chip,
+            "actions": fact_actions_for("quarantined"),
+        }
         rows = found["items"]
         return View("zone.html", name, found, rows, QUARANTINE_COLUMNS, extra, is_live=True)
 
     async def _set_aside(self, request: Request) -> View:
-        name, given = request.path_params["zone"], request.path_params["item"]
-        if not _ITEM.fullmatch(given):  # Starlette's own numbers fail beyond 4,300 digits
-            remedy = f"look at the quarantine of the zone {name!r}"
-            raise ResourceNotFoundError("there is no such fact", remedy=remedy)
-        item = int(given)
+        name = request.path_params["zone"]
+        item = item_number(name, request.path_params["item"])
         found = await content_document(self._pool, name, item)
         is_wanted = request.query_params.get("payloads") in ("true", "1")
-        is_whole = is_wanted and self._pool.shows_payloads
+        is_whole = is_wanted and self._pool.shows_payloads and "fact" in found
         if is_whole:
             what = f"the fact that the zone {name!r} had set aside under the id {item}"
             await self._pool.note_look(caller_of(request.scope), detail=what)
@@ -131,6 +131,8 @@ class ReadingPages:
             "zone": name,
             "is_whole": is_whole,
             "may_show": self._pool.shows_payloads,
+            "actions": [FACT_ACTIONS[each] for each in found["actions"]],
+            "outcome_chip": outcome_chip,
         }
         return View("set_aside.html", f"Fact {found['offset']}", found, extra=extra)
 
@@ -196,7 +198,7 @@ class ReadingPages:
         )
         found = await self._pool.call("jobs", question)
         # Beside the loop, as a file that is locked makes one wait.
-        found["changes"] = await asyncio.to_thread(changes_of, self._pool.audit, flow_id)
+        found["changes"] = await asyncio.to_thread(changes_of, self._pool.audit, flow_id, OF_FLOWS)
         extra: dict[str, Any] = {
             "actions": [FLOW_ACTIONS[name] for name in found["actions"]],
             "outcome_chip": outcome_chip,

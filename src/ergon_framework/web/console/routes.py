@@ -18,7 +18,7 @@ from starlette.responses import RedirectResponse
 from ergon_framework.errors import ErgonError, JobError, JobNotFoundError
 from ergon_framework.jobs.newjob import new_id
 from ergon_framework.web.addresses import address_of
-from ergon_framework.web.audit import AUDITED, EDIT, FIRE, OF_FLOWS, PAUSE, RESUME
+from ergon_framework.web.audit import AUDITED, EDIT, FIRE, PAUSE, RESUME
 from ergon_framework.web.audit import logger as audit
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import JobBackend
@@ -46,8 +46,11 @@ from ergon_framework.web.console.audit_page import (
     audit_document,
     audit_search,
     outcome_chip,
+    target_address,
 )
 from ergon_framework.web.console.events import ChangeEvents
+from ergon_framework.web.console.fact_forms import DID as DID_TO_FACT
+from ergon_framework.web.console.fact_forms import FactForms
 from ergon_framework.web.console.flow_forms import DID, FlowForms
 from ergon_framework.web.console.formatting import Figure, blocks
 from ergon_framework.web.console.job_pages import (
@@ -210,6 +213,7 @@ class Console:
                 "/pause": self._pause,
                 "/fire": self._fire,
                 "/flow": FlowForms(self._taker).change,
+                "/fact": FactForms(self._taker, self._pool).change,
             }
             router.add_route(SIGN_IN, self._page(self._entry), ["GET"])
             for path, take in forms.items():
@@ -530,7 +534,7 @@ class Console:
         question = partial(audit_document, self._pool.audit, search, limit)
         # Beside the loop, as a file that is locked makes one wait.
         found = await asyncio.to_thread(question)
-        extra: dict[str, Any] = {"known": AUDITED, "of_flows": OF_FLOWS}
+        extra: dict[str, Any] = {"known": AUDITED, "target_address": target_address}
         extra |= {"outcome_chip": outcome_chip, "following": None}
         if found["next_cursor"] is not None:
             extra["following"] = address_with(request, cursor=found["next_cursor"])
@@ -580,7 +584,7 @@ class Console:
 
 
 _DID = {each.name: f"The job was {each.done}." for each in ACTIONS.values()}
-_DID |= DID
+_DID |= DID | DID_TO_FACT
 _DID[PAUSE] = "The queue was paused: what runs goes on, and nothing else is started."
 _DID[RESUME] = "The queue was resumed: its jobs are started again."
 _DID[FIRE] = "The schedule enqueued this job; its next fire stays where it was."

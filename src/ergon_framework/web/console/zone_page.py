@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -10,10 +12,13 @@ from typing import Any
 from ergon_framework.core.text import counted
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.jobs.views import moment
+from ergon_framework.web.audit import OF_FACTS
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import ZoneBackend, zone_name
 from ergon_framework.web.boundary_routes import zone_state
+from ergon_framework.web.console.audit_page import changes_of
 from ergon_framework.web.console.formatting import Chip, number
+from ergon_framework.web.fact_actions import fact_actions_for, fact_target
 from ergon_framework.web.responses import ResourceNotFoundError
 
 QUARANTINE_COLUMNS = (
@@ -30,6 +35,7 @@ QUARANTINE_COLUMNS = (
 MOST_ITEMS = 100
 """Facts that were set aside, on a page: the oldest."""
 MOST_GAPS = 50
+_ITEM = re.compile("[0-9]{1,18}")
 MAX_CONTENT = 64 * 1024
 """Bytes of a fact that a page shows."""
 
@@ -101,9 +107,25 @@ def gate_chip(link: Mapping[str, Any]) -> Chip:
 # ---- content ------------------------------------------------------------------------------------
 
 
+def item_number(zone: str, text: str) -> int:
+    """The number of a fact that was set aside, as an address or a form has it."""
+    if not _ITEM.fullmatch(text):  # Starlette's own numbers fail beyond 4,300 digits
+        remedy = f"look at the quarantine of the zone {zone!r}"
+        raise ResourceNotFoundError("there is no such fact", remedy=remedy)
+    return int(text)
+
+
 async def content_document(pool: BackendPool, name: str, item_id: int) -> dict[str, Any]:
-    """One fact that was set aside, with its content, as the store of the zone has it."""
-    return await pool.call(zone_name(name), partial(_content, pool.zone(name), item_id))
+    """One fact that was set aside, with its content where the store of the zone can be read."""
+    found = await pool.call(zone_name(name), partial(_content, pool.zone(name), item_id))
+    state = str(found["state"])
+    # Beside the loop, as a file that is locked makes one wait.
+    changes = await asyncio.to_thread(changes_of, pool.audit, fact_target(name, item_id), OF_FACTS)
+    return {
+        **found,
+        "actions": [each.name for each in fact_actions_for(state)],
+        "changes": changes,
+    }
 
 
 def _content(source: ZoneBackend, item_id: int) -> dict[str, Any]:
@@ -114,21 +136,31 @@ def _content(source: ZoneBackend, item_id: int) -> dict[str, Any]:
     try:
         with looked_at(source.name, source.settings) as zone:
             item, envelope, fact = content_of(zone.store, item_id, MAX_CONTENT)
-    except ConfigurationError as error:
-        raise ResourceNotFoundError(
-            "the store of this zone cannot be read from here",
-            remedy="content is read where the node keeps it:"
-            f" ergon boundary quarantine show {item_id} --content",
-        ) from error
-    view = quarantine_view(item)
+        view = quarantine_view(item)
+        content = {
+            "envelope": _readable(envelope),
+            "fact": _readable(fact),
+            "bytes": len(envelope) + len(fact),
+        }
+    except ConfigurationError:  # its node has the store elsewhere, and gives no content out
+        view, content = _listed(source, item_id), {}
     return {
         **view,
         "at": at_of(view["at_unix_ms"]),
-        "what_helps": help_for(item.reason),
-        "envelope": _readable(envelope),
-        "fact": _readable(fact),
-        "bytes": len(envelope) + len(fact),
+        "what_helps": help_for(view["reason"]),
+        **content,
     }
+
+
+def _listed(source: ZoneBackend, item_id: int) -> dict[str, Any]:
+    """The fact as its node lists it."""
+    for each in source.quarantine("all", None)["items"]:
+        if each["id"] == item_id:
+            return dict(each)
+    raise ResourceNotFoundError(
+        f"nothing was set aside under the id {item_id}",
+        remedy=f"look at the quarantine of the zone {source.name!r}",
+    )
 
 
 def _readable(content: bytes) -> str:

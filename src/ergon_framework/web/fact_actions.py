@@ -1,0 +1,118 @@
+"""What may be done to a fact that a zone has set aside. The audit log tells of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ergon_framework.errors import BoundaryError, NodeUnavailableError, NotPermittedError
+from ergon_framework.jobs.change_requests import checked_reason
+from ergon_framework.web.audit import DISCARD_FACT, RELEASE_FACT, may_be_done
+from ergon_framework.web.backend_pool import BackendPool, backend_title
+from ergon_framework.web.backends import ZoneBackend, zone_name
+from ergon_framework.web.responses import (
+    BackendUnavailableError,
+    NodeAwayError,
+    NotAllowedError,
+    StateConflictError,
+    UnknownOutcomeError,
+)
+
+MOST_ITEM = 2**63 - 1
+"""The largest number that a fact which was set aside may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class FactAction:
+    """One thing that can be done to a fact that was set aside."""
+
+    name: str
+    """The word of the terminal and of the API."""
+    audited_as: str
+    method: str
+    """What the node of the zone is asked for."""
+    title: str
+    done: str
+    consequence: str
+    states: tuple[str, ...]
+    """The states of the facts that it is for."""
+    is_final: bool = False
+
+
+FACT_ACTIONS = {
+    each.name: each
+    for each in (
+        FactAction(
+            "release",
+            RELEASE_FACT,
+            "ReleaseQuarantine",
+            "Release",
+            "The fact was released: its consumer gets it once more.",
+            "The fact is delivered to its consumer once more, before what comes next. If that fails"
+            " again, the fact is set aside again.",
+            ("quarantined",),
+        ),
+        FactAction(
+            "discard",
+            DISCARD_FACT,
+            "DiscardQuarantine",
+            "Discard",
+            "The fact was discarded: its consumer never gets it.",
+            "The fact is given up for this consumer, for good. Other consumers still get it.",
+            ("quarantined", "released"),
+            is_final=True,
+        ),
+    )
+}
+
+
+def fact_actions_for(state: str) -> list[FactAction]:
+    """What can be done to a fact in such a state."""
+    return [each for each in FACT_ACTIONS.values() if state in each.states]
+
+
+def fact_target(zone: str, item: int) -> str:
+    """What the audit log calls a fact that was set aside."""
+    return f"{zone}/{item}"
+
+
+class FactActions:
+    """Does them, in the threads of the zone."""
+
+    def __init__(self, pool: BackendPool) -> None:
+        self._pool = pool
+
+    async def settle(
+        self, action: FactAction, zone: str, item: int, actor: str, reason: str = ""
+    ) -> dict[str, Any]:
+        """Do it; the fact as it stands then. The journal of the zone gets the actor, too."""
+        why = checked_reason(reason)
+        said = f"by {actor}: {why}" if why else f"by {actor}"
+        change = partial(_settle, self._pool.zone(zone), action, item, said)
+        target, part = fact_target(zone, item), zone_name(zone)
+        try:
+            return await self._pool.recorded(part, actor, action.audited_as, target, why, change)
+        except BackendUnavailableError as error:
+            cause = error.__cause__
+            if not isinstance(cause, NodeUnavailableError):
+                raise
+            if may_be_done(cause):
+                raise UnknownOutcomeError(backend_title(part), "the fact") from error
+            raise NodeAwayError(part, zone) from error
+
+
+def _settle(source: ZoneBackend, action: FactAction, item: int, reason: str) -> dict[str, Any]:
+    try:
+        return source.settle(action.method, item, reason)
+    except NotPermittedError as error:
+        raise NotAllowedError(
+            "the node of this zone does not let this server change it",
+            remedy=f"allow {action.method} to the certificate of the zone, in its policy",
+        ) from error
+    except BoundaryError as error:
+        if error.reason != "wrong_state":
+            raise
+        raise StateConflictError(
+            error.message, remedy=error.remedy, details=error.details
+        ) from error

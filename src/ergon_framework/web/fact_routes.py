@@ -1,0 +1,46 @@
+"""``POST /api/v1/boundary/{zone}/quarantine/…``: release or discard a fact that was set aside."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Response
+from fastapi.security import HTTPBearer
+
+from ergon_framework.web.action_routes import Operator, ReasonBody
+from ergon_framework.web.backend_pool import BackendPool
+from ergon_framework.web.fact_actions import FACT_ACTIONS, MOST_ITEM, FactActions
+from ergon_framework.web.responses import CHANGES, MISSING, json_response
+from ergon_framework.web.schemas import FactChange
+
+Item = Annotated[int, Path(ge=1, le=MOST_ITEM, description="As the list of the quarantine has it.")]
+
+
+def fact_routes(pool: BackendPool) -> APIRouter:
+    """The routes that change what zones have set aside."""
+    actions = FactActions(pool)
+    router = APIRouter(
+        prefix="/api/v1/boundary",
+        tags=["boundary"],
+        dependencies=[Depends(HTTPBearer(auto_error=False))],
+        responses={**CHANGES, **MISSING},
+    )
+    for name in FACT_ACTIONS:
+        _add_action(router, actions, name)
+    return router
+
+
+def _add_action(router: APIRouter, actions: FactActions, name: str) -> None:
+    action = FACT_ACTIONS[name]
+
+    async def change(zone: str, item: Item, asked: ReasonBody, actor: Operator) -> Response:
+        found = await actions.settle(action, zone, item, actor, asked.reason)
+        return json_response({"zone": zone, "id": item, "action": name, "state": found["state"]})
+
+    change.__doc__ = action.consequence
+    router.post(
+        f"/{{zone}}/quarantine/{{item}}/{name}",
+        name=f"{name}_fact",
+        summary=f"{action.title}: a fact that was set aside",
+        response_model=FactChange,
+    )(change)
