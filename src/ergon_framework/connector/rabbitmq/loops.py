@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ergon_framework.connector.broker.wakeup import Wakeup
+from ergon_framework.connector.rabbitmq.acknowledgements import Acknowledgements
 from ergon_framework.connector.rabbitmq.errors import (
     NOT_OURS,
     channel_lost,
@@ -143,7 +144,11 @@ class _AioConnection:
         if self._connection is not None:
             with suppress(Exception):
                 async with asyncio.timeout(CLOSE_TIMEOUT):
+                    await self._finish()
                     await self._connection.close()
+
+    async def _finish(self) -> None:
+        """Send what is to go out before the connection closes."""
 
     def _closed(self, _channel: object, error: BaseException | None) -> None:
         if self._is_open:
@@ -168,6 +173,8 @@ class AioConsumer(_AioConnection):
         self._subscriptions: list[str] = []
         self._turn = asyncio.Lock()
         self._asking: set[asyncio.Future[None]] = set()
+        self._acknowledgements = Acknowledgements()
+        self._acknowledging: asyncio.Task[None] | None = None
 
     async def open(
         self, connect: Connect, plans: Sequence[QueuePlan], *, may_declare: bool
@@ -260,6 +267,7 @@ class AioConsumer(_AioConnection):
         if kept["timestamp"] is not None:
             kept["timestamp"] = int(kept["timestamp"].timestamp())
         received = Received(message.body, kept, given.headers or {}, message.delivery_tag, self)
+        self._acknowledgements.arrived(received.tag)
         self._buffer.append(received)
         if len(self._buffer) == 1:
             self._wakeup.notify()
@@ -271,14 +279,33 @@ class AioConsumer(_AioConnection):
     # ---- settling ----
 
     async def ack(self, received: Received) -> None:
-        """The broker may forget it."""
+        """The broker may forget it. It is told with the others of this turn of the loop."""
         self._refuse_when_lost(received)
-        await self._wire.basic_ack(received.tag, wait=False)
+        self._acknowledgements.succeeded(received.tag)
+        if self._acknowledging is None:
+            self._acknowledging = self._loop.create_task(self._acknowledge())
+
+    async def _finish(self) -> None:
+        if self._acknowledging is not None:
+            await self._acknowledging
+
+    async def _acknowledge(self) -> None:
+        """Tell the broker. One task at a time: no tag is written after one that stands for it."""
+        try:
+            while tags := self._acknowledgements.take():
+                for tag, is_for_all_before in tags:
+                    await self._wire.basic_ack(tag, multiple=is_for_all_before, wait=False)
+        except Exception as error:
+            # The channel has ended: the broker delivers again what it was not told of.
+            logger.debug("%s: acknowledgements were not sent: %r", self.name, error)
+        finally:
+            self._acknowledging = None
 
     async def requeue(self, received: Received) -> None:
         """The broker is to deliver it again."""
         self._refuse_when_lost(received)
         await self._wire.basic_nack(received.tag, requeue=True, wait=False)
+        self._acknowledgements.settled(received.tag)
 
     def _refuse_when_lost(self, received: Received) -> None:
         if not self.is_open or self._wire.is_closed:

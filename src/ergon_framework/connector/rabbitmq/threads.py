@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ergon_framework.connector.broker.wakeup import Wakeup
+from ergon_framework.connector.rabbitmq.acknowledgements import Acknowledgements
 from ergon_framework.connector.rabbitmq.errors import (
     NOT_OURS,
     channel_lost,
@@ -234,7 +235,9 @@ class PikaConsumer:
         self._wakeup = wakeup
         self._lock = threading.Lock()
         self._buffer: deque[Received] = deque()
-        self._settlements: deque[tuple[bool, int]] = deque()
+        self._acknowledgements = Acknowledgements()
+        self._requeued: list[int] = []
+        self._has_settlements = False
         self._subscriptions: list[str] = []
         self._got: Done | None = None
         self._connection = PikaConnection(parameters, name, self._gone)
@@ -371,6 +374,7 @@ class PikaConsumer:
 
     def _received(self, method: Any, properties: Any, body: bytes) -> Received:
         with self._lock:
+            self._acknowledgements.arrived(method.delivery_tag)
             is_over = self._window.arrived(len(body))
         if is_over:
             for tag in self._subscriptions:
@@ -393,8 +397,12 @@ class PikaConsumer:
         if not self.is_open:
             raise channel_lost(self._connection.name)
         with self._lock:
-            self._settlements.append((is_done, received.tag))
-            is_first = len(self._settlements) == 1
+            is_first = not self._has_settlements
+            self._has_settlements = True
+            if is_done:
+                self._acknowledgements.succeeded(received.tag)
+            else:
+                self._requeued.append(received.tag)
             has_room = self._window.settled(len(received.body))
         if has_room:
             self._wakeup.notify()
@@ -403,12 +411,15 @@ class PikaConsumer:
 
     def _flush(self) -> None:
         with self._lock:
-            settlements, self._settlements = self._settlements, deque()
-        for is_done, tag in settlements:
-            if is_done:
-                self._channel.basic_ack(tag)
-            else:
-                self._channel.basic_nack(tag, requeue=True)
+            self._has_settlements = False
+            requeued, self._requeued = self._requeued, []
+            for tag in requeued:
+                self._acknowledgements.settled(tag)
+            succeeded = self._acknowledgements.take()
+        for tag in requeued:  # first: an acknowledgement may stand for all before it
+            self._channel.basic_nack(tag, requeue=True)
+        for tag, is_for_all_before in succeeded:
+            self._channel.basic_ack(tag, multiple=is_for_all_before)
 
     def _gone(self, _error: Exception) -> None:
         with self._lock:

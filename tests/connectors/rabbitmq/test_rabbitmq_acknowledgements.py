@@ -1,0 +1,91 @@
+"""One acknowledgement for a run of messages, and never for one that has not succeeded."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ergon_framework.connector.rabbitmq.acknowledgements import Acknowledgements
+from ergon_framework.ports.transaction import Transaction
+from tests.connectors.rabbitmq.in_colour import COLOURS, in_colour
+from tests.connectors.rabbitmq.other_program import messages
+from tests.servers.rabbitmq import RabbitServer
+
+
+def test_a_run_from_the_first_goes_out_as_one() -> None:
+    """Also in another order than the broker's; the one behind a gap is written by itself."""
+    channel = Acknowledgements()
+    for tag in range(1, 7):
+        channel.arrived(tag)
+    for tag in (2, 1, 3, 5):
+        channel.succeeded(tag)
+    assert channel.take() == [(3, True), (5, False)]
+    assert channel.take() == []
+    channel.settled(4)
+    channel.succeeded(6)
+    assert channel.take() == [(6, False)]
+
+
+def test_none_stands_for_a_message_that_is_on_its_way() -> None:
+    """The client library has it, and nobody here has: it is not acknowledged with those behind."""
+    channel = Acknowledgements()
+    for tag in (1, 3, 4):
+        channel.arrived(tag)
+        channel.succeeded(tag)
+    assert channel.take() == [(1, False), (3, False), (4, False)]
+    channel.arrived(5)
+    channel.arrived(2)
+    channel.succeeded(5)
+    assert channel.take() == [(5, False)]
+    channel.arrived(6)
+    for tag in (6, 2):
+        channel.succeeded(tag)
+    assert channel.take() == [(6, True)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_broker_forgets_exactly_what_succeeded(seed: int) -> None:
+    """Whatever the order in which messages come, are requeued and succeed."""
+    chance = random.Random(seed)  # noqa: S311 - no secret
+    channel = Acknowledgements()
+    coming = list(range(1, 200))
+    in_hand: list[int] = []
+    forgotten: set[int] = set()  # by the broker
+    requeued: set[int] = set()
+    succeeded: set[int] = set()
+    while coming or in_hand:
+        deed = chance.random()
+        if deed < 0.5 and coming:
+            tag = coming.pop(chance.randrange(min(3, len(coming))))
+            channel.arrived(tag)
+            in_hand.append(tag)
+        elif deed < 0.9 and in_hand:
+            tag = in_hand.pop(chance.randrange(min(4, len(in_hand))))
+            channel.succeeded(tag)
+            succeeded.add(tag)
+        elif in_hand:
+            requeued.add(in_hand[-1])
+            channel.settled(in_hand.pop())
+        if chance.random() < 0.3 or not (coming or in_hand):
+            for tag, is_for_all_before in channel.take():
+                assert tag not in forgotten, "the broker closes the channel"
+                behind = range(1 if is_for_all_before else tag, tag + 1)
+                forgotten |= set(behind) - requeued
+            assert forgotten == succeeded
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("colour", COLOURS)
+def test_what_was_not_settled_comes_again(rabbit_server: RabbitServer, colour: str) -> None:
+    """Messages behind and between it were acknowledged, before the connector closed."""
+    names = [str(number) for number in range(8)]
+    with in_colour(colour, rabbit_server.new_queue(), prefetch=8) as orders:
+        orders("dispatch", [Transaction(name, 1) for name in names])
+        taken = {each.transaction_id: each for each in orders.take(8)}
+        for name in ("1", "0", "2", "4", "7"):
+            orders("ack", taken[name])
+        orders("release", taken["5"])
+        queue = orders.connector.queue
+    left = {properties.message_id for properties, _ in messages(rabbit_server, queue)}
+    assert left == {"3", "5", "6"}
