@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,15 @@ def groups(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...
         yield words
         for name, each in command.commands.items():
             yield from groups(each, (*words, name))
+
+
+def leaves(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words of every command that is listed and has no subcommands."""
+    for name, each in getattr(command, "commands", {}).items():
+        if hasattr(each, "commands"):
+            yield from leaves(each, (*words, name))
+        elif not each.hidden:
+            yield (*words, name)
 
 
 @pytest.mark.parametrize("name", sorted(ALL.commands))
@@ -66,6 +76,21 @@ def test_few_are_listed() -> None:
     names = [each.name for entries in GROUPS.values() for each in entries]
     assert len(names) == len({*names, *(each.name for each in ALIASES)}) - len(ALIASES)
     assert len(names) <= MAX_VISIBLE
+
+
+@pytest.mark.parametrize("words", list(leaves(ALL)), ids=" ".join)
+def test_help_ends_in_an_example_that_is_accepted(words: tuple[str, ...]) -> None:
+    """Whoever is new pastes it; it fits a line of 80 columns, and the command takes it."""
+    command = ALL
+    for word in words:
+        command = command.commands[word]
+    introduction, example = command.help.rsplit("\n\n", 1)
+    assert introduction.strip()
+    assert example.startswith(f"Example: ergon {' '.join(words)}")
+    assert len(f"  {example}") <= 80
+    given = shlex.split(example.removeprefix("Example: ergon "))[len(words) :]
+    context = command.make_context(words[-1], given)
+    assert context.command is command
 
 
 @pytest.mark.parametrize("words", list(groups(ALL)), ids=" ".join)

@@ -41,16 +41,24 @@ _TABLES = {
 }
 
 Peer = Annotated[
-    str | None, typer.Option(metavar="ZONE", help="Only the link to this zone [all of them].")
+    str | None,
+    typer.Option(
+        metavar="ZONE", help="Seal or open only the link to this zone [default: every link]."
+    ),
 ]
-Reason = Annotated[str, typer.Option(metavar="TEXT", help="Goes into the journal.")]
+Reason = Annotated[
+    str, typer.Option(metavar="TEXT", help="Why you do this; it is kept in the zone's journal.")
+]
 
 
 @asks_node
 def status(node: NodeClient, data: DataFolder = None, as_json: JsonFlag = False) -> int:
-    """Show how a zone stands. Exit code 1 when something deserves an alert.
+    """Show the state of a zone, its links and its alerts.
 
-    With --data the folder is looked at without its node; then nothing is known about links.
+    Exit code 1 when something deserves an alert. With --data the folder is read without asking the
+    node; then nothing is known about links.
+
+    Example: ergon boundary status --zone plant
     """
     if data is None:
         view = node.ask(ADMIN + "GetStatus")
@@ -70,14 +78,19 @@ def status(node: NodeClient, data: DataFolder = None, as_json: JsonFlag = False)
 @asks_node
 def gaps(
     node: NodeClient,
-    log: Annotated[str | None, typer.Option(metavar="NAME", help="Only of this log.")] = None,
+    log: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Show gaps of this log only: outbound or inbound:ZONE."),
+    ] = None,
     data: DataFolder = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List facts that were given up before everybody had them.
+    """List facts given up before all consumers had them.
 
-    These are what the loss alert speaks of. In an inbound log the loss is the peer's: source
-    offsets are those of its outbound log.
+    The loss alert refers to these facts. In an inbound log the peer
+    lost them: source offsets are those of the peer's outbound log.
+
+    Example: ergon boundary gaps --log outbound
     """
     if data is None:
         found = node.ask(ADMIN + "ListGaps")["gaps"]
@@ -104,9 +117,11 @@ def _gap(view: dict[str, Any]) -> dict[str, Any]:
 def seal(
     node: NodeClient, peer: Peer = None, reason: Reason = "", as_json: JsonFlag = False
 ) -> None:
-    """Shut the link to a peer, or every link.
+    """Seal the link to a peer, or every link.
 
-    It stays shut until an operator opens it. Appends go on.
+    Nothing is pulled over a sealed link until an operator opens it. Appends to the zone go on.
+
+    Example: ergon boundary seal --peer enterprise --reason 'audit'
     """
     show_one(node.ask(ADMIN + "Seal", peer=_checked(peer), reason=reason), as_json=as_json)
 
@@ -126,9 +141,11 @@ def open_gate(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Open what was sealed.
+    """Open a sealed link, or every one.
 
-    With --accept-epoch a peer whose store has changed is trusted, too.
+    With --accept-epoch a peer whose store has changed is trusted again, too.
+
+    Example: ergon boundary open --peer enterprise --reason 'audit is over'
     """
     if accept_epoch:
         if peer is None:
@@ -170,9 +187,12 @@ def _show(view: dict[str, Any]) -> None:
 def verify(
     data: OfZone = None, config: ConfigPath = None, zone: ZoneName = None, as_json: JsonFlag = False
 ) -> int:
-    """Walk the hash chain of every log and read every object. Exit code 1 when something is wrong.
+    """Check the hash chain of every log and every object.
 
-    Nothing is changed, and the node may run meanwhile. JSON is the list of what is wrong.
+    Nothing is changed, and the node may run meanwhile. Exit code 1 when something is wrong. JSON is
+    the list of what is wrong.
+
+    Example: ergon boundary verify --zone plant
     """
     from ergon_framework.boundary.verification import (
         VerificationFinding,
@@ -202,10 +222,19 @@ def verify(
 
 
 def backup(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new or empty folder.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="Where the copy is written: a new or empty folder."),
+    ],
     data: OfZone = None,
     copy: Annotated[
-        bool, typer.Option("--copy", help="Copy the bytes of objects even on the same disk.")
+        bool,
+        typer.Option(
+            "--copy",
+            help=(
+                "Copy the bytes of objects. Without it, a backup on the same disk links to them."
+            ),
+        ),
     ] = False,
     config: ConfigPath = None,
     zone: ZoneName = None,
@@ -213,10 +242,12 @@ def backup(
 ) -> int:
     """Copy a zone's log and objects to a folder.
 
-    Its node may run meanwhile; the log must be on SQLite. The copy is consistent and is a zone's
-    folder like any other. When a node opens it first, it begins a new epoch, so that peers notice
-    that it went back in time. Exit code 1 when an object is damaged where it was, and so could not
-    be copied.
+    The node may run meanwhile; the log must be on SQLite. The copy is consistent, and is a zone's
+    folder like any other. The first node that opens it begins a new epoch, by which peers notice
+    that the zone went back in time. Exit code 1 when an object of the zone is damaged, and so could
+    not be copied.
+
+    Example: ergon boundary backup /backup/plant --zone plant
     """
     from ergon_framework.boundary.backup import backed_up
 
@@ -237,7 +268,10 @@ def restore(
     data: OfZone = None,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Move the folder that is there aside; it is not removed."),
+        typer.Option(
+            "--replace",
+            help="Rename the zone's present folder instead of refusing; it is not deleted.",
+        ),
     ] = False,
     check: Annotated[
         bool,
@@ -252,9 +286,11 @@ def restore(
 ) -> None:
     """Put a backup in the place of a zone's folder.
 
-    The zone's node must be stopped. The backup stays as it is. The zone begins a new epoch with the
-    next start of its node, so that peers notice that it went back in time; what remains to be done
-    is printed.
+    Stop the node of the zone first. The backup is not changed. When the node starts it begins a new
+    epoch, by which peers notice that the zone went back in time. The command prints what is left to
+    do.
+
+    Example: ergon boundary restore /backup/plant --zone plant --replace
     """
     from ergon_framework.boundary.restore import restored
 
@@ -304,7 +340,7 @@ def _next_steps(zone: str) -> str:
 
 
 app = typer.Typer(
-    help="Run a zone's node, look after it, and pass facts and artifacts by hand.",
+    help="Run the node of a zone, inspect it, and send or read facts and files by hand.",
     epilog="Commands that ask a node find it by --url, or by the zone of the settings.",
 )
 app.command()(boundary_serve.serve)

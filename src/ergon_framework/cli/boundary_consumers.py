@@ -15,7 +15,7 @@ from ergon_framework.cli.output import show_list, show_one
 CONSUMER_COLUMNS = ["consumer_name", "log", "cursor", "lag", "to_zone", "required", "holder"]
 consumers_app = typer.Typer(help="List, create and delete consumers, or set the cursor of one.")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of a consumer.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The consumer's name.")]
 
 
 class Start(StrEnum):
@@ -28,7 +28,10 @@ class Start(StrEnum):
 @consumers_app.command("list")
 @asks_node
 def list_consumers(node: NodeClient, as_json: JsonFlag = False) -> None:
-    """List consumers with their cursors and what waits for them."""
+    """List consumers with their cursors and backlogs.
+
+    Example: ergon boundary consumers list
+    """
     show_list(node.ask(ADMIN + "ListConsumers")["consumers"], CONSUMER_COLUMNS, as_json=as_json)
 
 
@@ -38,20 +41,37 @@ def create(
     node: NodeClient,
     name: Name,
     log: Annotated[
-        str, typer.Option(metavar="LOG", help="outbound, or inbound:ZONE of a peer.")
+        str,
+        typer.Option(
+            metavar="LOG",
+            help="The log it reads: outbound, or inbound:ZONE for the facts of that peer.",
+        ),
     ] = "outbound",
-    start: Annotated[Start, typer.Option("--from", help="The oldest kept fact, or what comes.")] = (
-        Start.START
-    ),
+    start: Annotated[
+        Start,
+        typer.Option(
+            "--from", help="Begin at the oldest fact that is kept, or read only new ones."
+        ),
+    ] = (Start.START),
     to_zone: Annotated[
-        str | None, typer.Option(metavar="ZONE", help="Only facts to this zone [all].")
+        str | None,
+        typer.Option(
+            metavar="ZONE",
+            help="Read only facts that are addressed to this zone [default: all facts].",
+        ),
     ] = None,
     optional: Annotated[
-        bool, typer.Option("--optional", help="Retention does not wait for it.")
+        bool,
+        typer.Option(
+            "--optional", help="Retention may delete facts that this consumer has not confirmed."
+        ),
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Create a consumer; the same again is fine."""
+    """Create a consumer. The same command again changes nothing.
+
+    Example: ergon boundary consumers create billing --log inbound:plant
+    """
     fields = {
         "consumer_name": name,
         "log": log,
@@ -65,9 +85,11 @@ def create(
 @consumers_app.command()
 @asks_node
 def delete(node: NodeClient, name: Name, as_json: JsonFlag = False) -> None:
-    """Forget a consumer, its cursor and its quarantine.
+    """Delete a consumer with its cursor and its quarantine.
 
     Retention no longer waits for it.
+
+    Example: ergon boundary consumers delete billing
     """
     node.ask(ADMIN + "DeleteConsumer", consumer_name=name)
     show_one({"consumer_name": name, "deleted": True}, as_json=as_json)
@@ -79,14 +101,23 @@ def seek(
     node: NodeClient,
     name: Name,
     offset: Annotated[
-        int, typer.Argument(metavar="OFFSET", min=0, help="The last handled one; 0 is the start.")
+        int,
+        typer.Argument(
+            metavar="OFFSET",
+            min=0,
+            help="The offset of the last fact that counts as handled; 0 begins at the start.",
+        ),
     ],
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="Goes into the journal.")] = "",
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="Why you do this; it is kept in the zone's journal.")
+    ] = "",
     as_json: JsonFlag = False,
 ) -> None:
-    """Set a cursor by hand, also backwards.
+    """Set the cursor of a consumer, forwards or backwards.
 
-    It is written down with the reason.
+    The zone's journal keeps the change and its reason.
+
+    Example: ergon boundary consumers seek billing 0 --reason 'read again'
     """
     answer = node.ask(ADMIN + "SeekConsumer", consumer_name=name, offset=offset, reason=reason)
     show_one(answer, as_json=as_json)
@@ -102,10 +133,21 @@ QUARANTINE_COLUMNS = [
     "state",
     "message",
 ]
-quarantine_app = typer.Typer(help="List facts that were set aside; release or discard one.")
+quarantine_app = typer.Typer(
+    help="List facts that a consumer could not handle; release or discard one."
+)
 
-ItemId = Annotated[int, typer.Argument(metavar="ID", min=1, help="As the list has it.")]
-Reason = Annotated[str, typer.Option(metavar="TEXT", help="Goes into the journal.")]
+ItemId = Annotated[
+    int,
+    typer.Argument(
+        metavar="ID",
+        min=1,
+        help="The number in the first column of `ergon boundary quarantine list`.",
+    ),
+]
+Reason = Annotated[
+    str, typer.Option(metavar="TEXT", help="Why you do this; it is kept in the zone's journal.")
+]
 
 
 class QuarantineState(StrEnum):
@@ -123,15 +165,18 @@ class QuarantineState(StrEnum):
 def list_items(
     node: NodeClient,
     consumer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only of this consumer.")
+        str | None, typer.Option(metavar="NAME", help="Only facts that this consumer set aside.")
     ] = None,
     state: Annotated[
-        QuarantineState, typer.Option(help="Only in this state.")
+        QuarantineState, typer.Option(help="Only facts in this state.")
     ] = QuarantineState.QUARANTINED,
     data: DataFolder = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List what was set aside, the oldest first. Content is not shown."""
+    """List facts that were set aside, the oldest first. Their content is not shown.
+
+    Example: ergon boundary quarantine list --consumer billing
+    """
     show_list(_items(node, consumer, state, data), QUARANTINE_COLUMNS, as_json=as_json)
 
 
@@ -158,11 +203,16 @@ def show(
     item: ItemId,
     data: DataFolder = None,
     content: Annotated[
-        bool, typer.Option("--content", help="Show the fact, too; needs --data.")
+        bool, typer.Option("--content", help="Also show the content of the fact; needs --data.")
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Tell why a fact was set aside, and what helps. Content is shown on request."""
+    """Explain why a fact was set aside, and what helps.
+
+    With --data and --content the fact is shown, too.
+
+    Example: ergon boundary quarantine show 3
+    """
     from ergon_framework.boundary.node.quarantine import help_for
     from ergon_framework.errors import BoundaryNotFoundError
 
@@ -210,12 +260,18 @@ def _whole(item: int, data: Path | None) -> dict[str, Any]:
 @quarantine_app.command()
 @asks_node
 def release(node: NodeClient, item: ItemId, reason: Reason = "", as_json: JsonFlag = False) -> None:
-    """Deliver a fact that was set aside once more."""
+    """Deliver a fact that was set aside to its consumer once more.
+
+    Example: ergon boundary quarantine release 3 --reason 'fixed the parser'
+    """
     show_one(node.ask(ADMIN + "ReleaseQuarantine", id=item, reason=reason), as_json=as_json)
 
 
 @quarantine_app.command()
 @asks_node
 def discard(node: NodeClient, item: ItemId, reason: Reason = "", as_json: JsonFlag = False) -> None:
-    """Give a fact that was set aside up for good, for that consumer."""
+    """Give a fact up for the consumer that set it aside, for good.
+
+    Example: ergon boundary quarantine discard 3 --reason 'test data'
+    """
     show_one(node.ask(ADMIN + "DiscardQuarantine", id=item, reason=reason), as_json=as_json)

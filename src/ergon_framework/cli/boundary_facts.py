@@ -149,10 +149,13 @@ def _outcome_row(row: dict[str, Any]) -> dict[str, Any]:
 
 STDIN = "-"
 
-Consumer = Annotated[str, typer.Argument(metavar="CONSUMER", help="The name of a consumer.")]
+Consumer = Annotated[str, typer.Argument(metavar="CONSUMER", help="The consumer's name.")]
 Holder = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Take and hold the consumer's lease under this name."),
+    typer.Option(
+        metavar="NAME",
+        help=("Take the consumer's lease under this name: no other holder can fetch meanwhile."),
+    ),
 ]
 
 
@@ -164,45 +167,68 @@ def append(
         typer.Argument(metavar="FILE", help='JSON {"envelope", "fact"}; - is standard input.'),
     ] = None,
     batch: Annotated[
-        bool, typer.Option("--batch", help="FILE has one such JSON object per line.")
+        bool,
+        typer.Option(
+            "--batch",
+            help="FILE has one such JSON object per line, and each line gets its own answer.",
+        ),
     ] = False,
     subject: Annotated[
         str | None, typer.Option(metavar="KIND:ID", help="What the fact is about.")
     ] = None,
     predicate: Annotated[
-        str | None, typer.Option(metavar="WORD", help="What is said about it.")
+        str | None, typer.Option(metavar="WORD", help="What happened to it, for example measured.")
     ] = None,
     object_json: Annotated[
         str | None,
-        typer.Option("--object", metavar="JSON", help="What exactly: any JSON value [null]."),
+        typer.Option(
+            "--object", metavar="JSON", help="The details, as any JSON value [default: null]."
+        ),
     ] = None,
     message_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="The key that prevents doubles.")
+        str | None,
+        typer.Option(metavar="ID", help="The key by which a repeated append is recognised."),
     ] = None,
     from_zone: Annotated[
-        str | None, typer.Option("--from", metavar="ZONE", help="Who tells it.")
+        str | None,
+        typer.Option("--from", metavar="ZONE", help="The zone that the fact comes from."),
     ] = None,
-    to_zone: Annotated[str | None, typer.Option("--to", metavar="ZONE", help="To whom.")] = None,
+    to_zone: Annotated[
+        str | None, typer.Option("--to", metavar="ZONE", help="The zone that the fact is for.")
+    ] = None,
     produced_at: Annotated[
-        int | None, typer.Option(metavar="MS", help="Unix milliseconds [now].")
+        int | None,
+        typer.Option(
+            metavar="MS", help="When the fact was produced, in Unix milliseconds [default: now]."
+        ),
     ] = None,
     correlation_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="What it belongs to.")
+        str | None,
+        typer.Option(metavar="ID", help="The id that all facts of one business process share."),
     ] = None,
-    causation_id: Annotated[str | None, typer.Option(metavar="ID", help="What caused it.")] = None,
+    causation_id: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="The message id of the fact that caused this one."),
+    ] = None,
     label: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A label of the fact; may be repeated."),
     ] = None,
-    schema: Annotated[str | None, typer.Option(metavar="URN", help="Of the object.")] = None,
-    media_type: Annotated[str | None, typer.Option(metavar="TYPE", help="Of the artifact.")] = None,
+    schema: Annotated[
+        str | None, typer.Option(metavar="URN", help="The schema that the object follows.")
+    ] = None,
+    media_type: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="The media type of the artifact.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> int:
     """Append a fact, or many with --batch.
 
-    From FILE, the standard input or options; with --batch one JSON object per line.
+    They go to the zone's outbound log. A fact is read from FILE or from the standard input, or is
+    made of the options. When the answer comes, the fact is on disk. The same command again appends
+    nothing and answers with the same offset. Exit code 1 when a fact was refused.
 
-    The answer means that it is on disk. The same again gives the same offset. Exit code 1 when a
-    fact was refused.
+    Example: ergon boundary append fact.json
     """
     envelope = {
         "message_id": message_id,
@@ -230,22 +256,24 @@ def append(
 def fetch(
     node: NodeClient,
     consumer: Consumer,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many facts.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Print at most this many facts.")] = 100,
     wait: Annotated[
         float,
         typer.Option(
-            metavar="S", min=0.0, callback=finite, help="Wait so long for facts, in seconds."
+            metavar="S", min=0.0, callback=finite, help="Seconds to wait when there is no fact yet."
         ),
     ] = 0.0,
     confirm: Annotated[
-        bool, typer.Option("--confirm", help="Confirm what was printed, once it is printed.")
+        bool, typer.Option("--confirm", help="Confirm the facts after they were printed.")
     ] = False,
     holder: Holder = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Print the next facts of a consumer.
 
-    The same ones again until they are confirmed.
+    The same facts are printed again until they are confirmed.
+
+    Example: ergon boundary fetch billing --limit 10 --confirm
     """
     if confirm and is_stdout_closed():
         raise ConfigurationError(
@@ -275,9 +303,11 @@ def confirm(
     holder: Holder = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Confirm everything up to OFFSET.
+    """Confirm that a consumer has handled facts up to OFFSET.
 
-    It is not delivered again.
+    These facts are not delivered to it again.
+
+    Example: ergon boundary confirm billing 42
     """
     answer = node.ask(CORE + "ConfirmReceipt", consumer_name=consumer, offset=offset, holder=holder)
     show_one(answer, as_json=as_json)
@@ -286,15 +316,28 @@ def confirm(
 @asks_node
 def lookup(
     node: NodeClient,
-    from_zone: Annotated[str, typer.Argument(metavar="FROM_ZONE", help="Who told the fact.")],
-    message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Its id.")],
+    from_zone: Annotated[
+        str, typer.Argument(metavar="FROM_ZONE", help="The zone that the fact comes from.")
+    ],
+    message_id: Annotated[
+        str, typer.Argument(metavar="MESSAGE_ID", help="The message id of the fact.")
+    ],
     log: Annotated[
-        str | None, typer.Option(metavar="LOG", help="outbound or inbound:ZONE [all].")
+        str | None,
+        typer.Option(
+            metavar="LOG",
+            help="Look in this log only: outbound or inbound:ZONE [default: all logs].",
+        ),
     ] = None,
     data: DataFolder = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Say whether an id was ever appended, and at which offset. Exit code 1 when it never was."""
+    """Say whether a message id was appended, and where.
+
+    The answer has the log and the offset. Exit code 1 when the id was never appended.
+
+    Example: ergon boundary lookup plant order-7
+    """
     if data is None:
         found = node.ask(ADMIN + "LookupFact", from_zone=from_zone, message_id=message_id, log=log)
     else:

@@ -47,10 +47,12 @@ def looked_into(data: Path | None, config: Path | None, zone: str | None) -> Ite
 
 
 def policy(config: ConfigPath = None, zone: ZoneName = None, as_json: JsonFlag = False) -> None:
-    """Show who may do what at a zone's node.
+    """Show which certificates may do what at a zone's node.
 
-    This is its policy as it is in force. A node reads its policy file again when it changes; one
-    with a mistake is told here, and the node goes on with the last good one.
+    The policy is shown as it is in force. A node reads its policy file again when it changes. When
+    the file has a mistake, the command says so, and the node keeps the last good policy.
+
+    Example: ergon boundary policy --zone plant
     """
     from ergon_framework.app.node import zone_meant
     from ergon_framework.boundary.node.policy import Policy, read_policy
@@ -88,7 +90,7 @@ def _permit(name: str, permit: Permissions) -> dict[str, Any]:
     }
 
 
-Most = Annotated[int, typer.Option(min=1, help="At most so many.")]
+Most = Annotated[int, typer.Option(min=1, help="Show at most this many.")]
 
 
 def journal(
@@ -100,7 +102,9 @@ def journal(
 ) -> None:
     """List what operators did at a zone, the newest first.
 
-    Such as seals, seeks, releases and truncations, each with its reason.
+    The list has seals, seeks, releases and truncations, each with its reason.
+
+    Example: ergon boundary journal --limit 20
     """
     from ergon_framework.core.rfc3339 import format_rfc3339
 
@@ -114,7 +118,9 @@ def journal(
 
 
 def objects(
-    bucket: Annotated[str | None, typer.Option(metavar="NAME", help="Only of this one.")] = None,
+    bucket: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only objects in this bucket.")
+    ] = None,
     limit: Most = 100,
     data: OfZone = None,
     config: ConfigPath = None,
@@ -124,6 +130,8 @@ def objects(
     """List the objects of a zone by bucket and key.
 
     `ergon boundary get` fetches one.
+
+    Example: ergon boundary objects --bucket batch-files
     """
     from ergon_framework.boundary.node.wire import object_view
 
@@ -138,25 +146,35 @@ def objects(
 
 
 def tail(
-    log: Annotated[str, typer.Option(metavar="NAME", help="This log.")] = "outbound",
+    log: Annotated[
+        str, typer.Option(metavar="NAME", help="The log to follow: outbound or inbound:ZONE.")
+    ] = "outbound",
     after: Annotated[
         int | None,
-        typer.Option(metavar="OFFSET", min=0, help="Begin behind this one [default: at the end]."),
+        typer.Option(
+            metavar="OFFSET",
+            min=0,
+            help="Begin after this offset [default: at the end of the log].",
+        ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="End after so many.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many.")] = None,
     follow: Annotated[
-        bool, typer.Option(help="Wait for more; without it, show what there is.")
+        bool, typer.Option(help="Wait for more. --no-follow prints what is there and ends.")
     ] = True,
-    content: Annotated[bool, typer.Option("--content", help="Show each fact, too.")] = False,
+    content: Annotated[
+        bool, typer.Option("--content", help="Also print the content of each fact.")
+    ] = False,
     data: OfZone = None,
     config: ConfigPath = None,
     zone: ZoneName = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Follow a log as facts come, without a consumer.
+    """Follow the facts of a log, without a consumer.
 
-    Nothing is confirmed, and no cursor moves. Without --follow it begins at the first fact that is
-    kept. JSON is one object per line.
+    Nothing is confirmed, and no cursor moves. With --no-follow it prints all facts that are kept,
+    and ends. JSON is one object per line.
+
+    Example: ergon boundary tail --log inbound:plant --content
     """
     number = 0
     try:

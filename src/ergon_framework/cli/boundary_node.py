@@ -22,13 +22,17 @@ CORE, ADMIN = "bsfg.v1.Boundary/", "bsfg.v1.BoundaryAdmin/"
 ZoneName = Annotated[
     str | None,
     typer.Option(
-        "--zone", metavar="NAME", help="The zone [default: the only one in the settings]."
+        "--zone",
+        metavar="NAME",
+        help="The name of the zone [default: the only one in the settings].",
     ),
 ]
 DataFolder = Annotated[
     Path | None,
     typer.Option(
-        "--data", metavar="DIR", help="Look into this folder instead of asking a node; reads only."
+        "--data",
+        metavar="DIR",
+        help="Read this folder instead of asking a node. Nothing in it is changed.",
     ),
 ]
 NodeUrl = Annotated[
@@ -36,20 +40,29 @@ NodeUrl = Annotated[
     typer.Option(
         "--url",
         metavar="URL",
-        help="The node [default: where the zone of the settings listens, or 127.0.0.1:9443].",
+        help=(
+            "The URL of the node [default: where the zone of the settings listens, or "
+            "127.0.0.1:9443]."
+        ),
     ),
 ]
 Cert = Annotated[
-    Path | None, typer.Option("--cert", metavar="FILE", help="The certificate to show (PEM).")
+    Path | None, typer.Option("--cert", metavar="FILE", help="Your own certificate for TLS (PEM).")
 ]
-Key = Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Its key (PEM).")]
+Key = Annotated[
+    Path | None, typer.Option("--key", metavar="FILE", help="The private key of --cert (PEM).")
+]
 Ca = Annotated[
     Path | None,
-    typer.Option("--ca", metavar="FILE", help="The authority that signed the other side's (PEM)."),
+    typer.Option(
+        "--ca", metavar="FILE", help="The authority that signs the other side's certificate (PEM)."
+    ),
 ]
 Crl = Annotated[
     Path | None,
-    typer.Option("--crl", metavar="FILE", help="The authority's list of revoked ones (PEM)."),
+    typer.Option(
+        "--crl", metavar="FILE", help="The authority's list of revoked certificates (PEM)."
+    ),
 ]
 Timeout = Annotated[
     float,

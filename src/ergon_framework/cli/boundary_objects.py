@@ -145,7 +145,9 @@ def _unusable(path: Path, error: OSError) -> ConfigurationError:
     )
 
 
-Bucket = Annotated[str, typer.Argument(metavar="BUCKET", help="For example batch-files.")]
+Bucket = Annotated[
+    str, typer.Argument(metavar="BUCKET", help="The bucket, for example batch-files.")
+]
 Name = Annotated[str, typer.Argument(metavar="KEY", help="The name in the bucket.")]
 
 
@@ -154,12 +156,17 @@ def put(
     node: NodeClient,
     bucket: Bucket,
     name: Name,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The bytes; - is standard input.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The file to store; - reads the standard input.")
+    ],
     as_json: JsonFlag = False,
 ) -> None:
-    """Store a file under a name, for ever. The answer means that it is on disk.
+    """Store a file under a bucket and a key, for ever.
 
-    The same again is fine; other bytes under the same name are refused.
+    When the answer comes, the file is on disk. The same file again changes nothing; other bytes
+    under the same key are refused.
+
+    Example: ergon boundary put batch-files report.pdf report.pdf
     """
     from ergon_framework.boundary.client.artifacts import digest_of, source_of
     from ergon_framework.boundary.client.transport import Reported
@@ -182,15 +189,22 @@ def get(
     name: Name,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Where to [standard output]."),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="The file to write [default: the standard output].",
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Fetch an object and compare its digest.
 
-    With -o the bytes go to FILE.part first, which becomes FILE when they are all there and right;
-    the next run goes on with a part that was left behind.
+    With -o the bytes are written to FILE.part, which is renamed to FILE when all of them are there
+    and right. A FILE.part that an earlier command left is continued.
+
+    Example: ergon boundary get batch-files report.pdf -o report.pdf
     """
     if output is None:
         if as_json:

@@ -29,21 +29,35 @@ COLUMNS = [
     "reason",
     "message",
 ]
-app = typer.Typer(help="Look into a producer's outbox, and send again what it sent.")
+app = typer.Typer(help="Inspect a producer's outbox; retry, discard or resend its facts.")
 
-OutboxFile = Annotated[Path, typer.Argument(metavar="FILE", help="The file of the outbox.")]
-ItemId = Annotated[int, typer.Argument(metavar="ID", min=1, help="As the list has it.")]
+OutboxFile = Annotated[Path, typer.Argument(metavar="FILE", help="The producer's outbox file.")]
+ItemId = Annotated[
+    int,
+    typer.Argument(
+        metavar="ID", min=1, help="The number in the first column of `ergon boundary outbox list`."
+    ),
+]
 
 
 @app.command("list")
 def list_items(
     file: OutboxFile,
-    refused: Annotated[bool, typer.Option("--refused", help="Only what the node refused.")] = False,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="At most so many.")] = 100,
-    after: Annotated[int, typer.Option(metavar="ID", min=0, help="Only behind this one.")] = 0,
+    refused: Annotated[
+        bool, typer.Option("--refused", help="Only facts that the node refused.")
+    ] = False,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Show at most this many.")] = 100,
+    after: Annotated[
+        int, typer.Option(metavar="ID", min=0, help="Only facts with a higher number than this.")
+    ] = 0,
     as_json: JsonFlag = False,
 ) -> None:
-    """List what waits for the node and what it refused, in order. Content is not shown."""
+    """List facts that wait for the node or were refused by it, in order.
+
+    Their content is not shown.
+
+    Example: ergon boundary outbox list outbox.db --refused
+    """
     with _opened(file) as spool:
         items = [asdict(each) for each in spool.line(limit, after=after, only_refused=refused)]
     show_list(items, COLUMNS, as_json=as_json)
@@ -53,7 +67,9 @@ def list_items(
 def show(file: OutboxFile, as_json: JsonFlag = False) -> None:
     """Show how many facts wait, and since when.
 
-    Also how many were refused, and how many are kept.
+    Also how many were refused, and how many sent ones are kept.
+
+    Example: ergon boundary outbox show outbox.db
     """
     with _opened(file) as spool:
         figures, kept, oldest = spool.figures(), spool.kept(), spool.oldest_at()
@@ -71,7 +87,9 @@ def show(file: OutboxFile, as_json: JsonFlag = False) -> None:
 def retry(file: OutboxFile, item: ItemId) -> None:
     """Send a refused fact again.
 
-    It goes before everything that was added after it.
+    It is sent before every fact that was added after it.
+
+    Example: ergon boundary outbox retry outbox.db 3
     """
     with _opened(file) as spool:
         spool.retry(item)
@@ -79,7 +97,10 @@ def retry(file: OutboxFile, item: ItemId) -> None:
 
 @app.command()
 def discard(file: OutboxFile, item: ItemId) -> None:
-    """Give a refused fact up for good."""
+    """Give a refused fact up for good.
+
+    Example: ergon boundary outbox discard outbox.db 3
+    """
     with _opened(file) as spool:
         spool.discard(item)
 
@@ -92,16 +113,21 @@ def resend(
         typer.Option(
             metavar="T",
             callback=finite,
-            help="Sent since then, in the producer's Unix seconds [default: all].",
+            help=(
+                "Only facts sent since this time, in Unix seconds of the producer's clock "
+                "[default: all]."
+            ),
         ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Send again what was sent and is still kept.
+    """Mark facts that were sent, and are still kept, to be sent again.
 
-    For when the node was restored from a backup. The producer's own process sends it, with its next
-    look; the node recognises what it has. An outbox keeps what it sent for as long as its keep_sent
-    says.
+    Use it when the node was restored from a backup. The producer's own process sends them when it
+    next reads its outbox; the node recognises those that it has. An outbox keeps sent facts for as
+    long as its keep_sent says.
+
+    Example: ergon boundary outbox resend outbox.db
     """
     with _opened(file) as spool:
         count = spool.resend(since)

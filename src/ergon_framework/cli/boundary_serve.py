@@ -19,16 +19,27 @@ from ergon_framework.cli.command_run import (
 )
 from ergon_framework.cli.output import show_one
 
-certs_app = typer.Typer(help="Make certificates for development, not for a plant.")
+certs_app = typer.Typer(
+    help="Make certificates for development and tests. Do not use them in production."
+)
 
 Folder = Annotated[
-    Path, typer.Option("--folder", metavar="DIR", help="Where the files are, or will be.")
+    Path,
+    typer.Option(
+        "--folder", metavar="DIR", help="The folder of the certificates; made if it is missing."
+    ),
 ]
 Days = Annotated[
     float,
-    typer.Option(metavar="N", min=0.001, max=36_500, callback=finite, help="Valid so long."),
+    typer.Option(
+        metavar="N",
+        min=0.001,
+        max=36_500,
+        callback=finite,
+        help="How many days the certificate is valid.",
+    ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 
 
 @certs_app.command("ca")
@@ -38,7 +49,10 @@ def make_authority(
     force: Force = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make ca.pem and ca.key."""
+    """Make a certificate authority: ca.pem and ca.key.
+
+    Example: ergon boundary certs ca --folder certs
+    """
     from ergon_framework.boundary.certs import make_ca
 
     cert, key = make_ca(folder, days=days, force=force)
@@ -47,20 +61,30 @@ def make_authority(
 
 @certs_app.command()
 def issue(
-    zone: Annotated[str, typer.Argument(metavar="ZONE", help="Whom the certificate speaks for.")],
+    zone: Annotated[
+        str, typer.Argument(metavar="ZONE", help="The zone that the certificate identifies.")
+    ],
     folder: Folder = Path("certs"),
     host: Annotated[
         list[str] | None,
         typer.Option(
             metavar="HOST",
-            help="A name or address of the node; may be repeated [localhost, 127.0.0.1, ::1].",
+            help=(
+                "A host name or address of the node; may be repeated [default: localhost, "
+                "127.0.0.1, ::1]."
+            ),
         ),
     ] = None,
     days: Days = 365,
     force: Force = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make ZONE.pem and ZONE.key, signed by the authority in the folder."""
+    """Make ZONE.pem and ZONE.key for a zone.
+
+    They are signed by the authority in the same folder: run `ergon boundary certs ca` first.
+
+    Example: ergon boundary certs issue plant --host plant.example
+    """
     from ergon_framework.app.zones import check_zone_name
     from ergon_framework.boundary.certs import HOSTS
     from ergon_framework.boundary.certs import issue as issue_certificate
@@ -77,26 +101,41 @@ def serve(
     zone: ZoneName = None,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="The folder of its log and its objects; made if missing."),
+        typer.Option(
+            metavar="DIR", help="The folder of the zone's log and objects; made if it is missing."
+        ),
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="The store of its log [default: a file in the folder]."),
+        typer.Option(
+            metavar="URL",
+            help="The store of the zone's log [default: an SQLite file in the folder].",
+        ),
     ] = None,
     objects: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="A bucket or folder [default: in the zone's folder]."),
+        typer.Option(
+            metavar="URL",
+            help="A bucket or folder for the zone's objects [default: in the zone's folder].",
+        ),
     ] = None,
     listen: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Where to serve; port 0 is any free one."),
+        typer.Option(metavar="HOST:PORT", help="The address to serve on; port 0 takes a free one."),
     ] = None,
     health_listen: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Plain HTTP for probes: /healthz and /readyz only."),
+        typer.Option(
+            metavar="HOST:PORT",
+            help="A second address, in plain HTTP, that answers /healthz and /readyz only.",
+        ),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Plain HTTP, on a loopback address only.")
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Serve plain HTTP without certificates; allowed on a loopback address only.",
+        ),
     ] = False,
     peer: Annotated[
         list[str] | None,
@@ -107,28 +146,40 @@ def serve(
     ca: Ca = None,
     crl: Crl = None,
     policy: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Who may do what (TOML).")
+        Path | None,
+        typer.Option(metavar="FILE", help="The policy: which certificate may do what (TOML)."),
     ] = None,
     capacity: Annotated[
         int | None,
         typer.Option(
-            metavar="BYTES", min=1, help="What the log may hold; appends are refused from 80 % on."
+            metavar="BYTES",
+            min=1,
+            help="How large the log may become; appends are refused from 80 % of it on.",
         ),
     ] = None,
     strict_ids: Annotated[
-        bool, typer.Option("--strict-ids", help="Refuse message ids that look unstable.")
+        bool,
+        typer.Option(
+            "--strict-ids",
+            help="Refuse message ids that look random or made from the time of sending.",
+        ),
     ] = False,
     config: ConfigPath = None,
     log_level: LogLevel = "info",
     log_format: LogFormat = "text",
     as_json: JsonFlag = False,
 ) -> None:
-    """Run a zone's node until SIGTERM or SIGINT.
+    """Run the node of a zone until SIGTERM or SIGINT.
 
-    Prints one line when it is ready: ready zone=NAME listen=HOST:PORT. Options override what
-    [zones.NAME] in the settings says. The first signal lets running requests finish, exit code 0;
-    a second one ends the process at once. What was acknowledged is on disk in either case.
-    A log on a server may have several nodes, on several machines; files have one node at a time.
+    Prints one line when it is ready: ready zone=NAME listen=HOST:PORT. Options override
+    [zones.NAME] in the settings. The first signal lets running requests finish, and the exit code
+    is 0; a second one ends the process at once. Whatever was acknowledged is on disk in either
+    case.
+
+    A zone whose log is on a server may have several nodes, on several machines. A zone on files has
+    one node at a time.
+
+    Example: ergon boundary serve --zone plant --data plant --insecure
     """
     from ergon_framework.app.node import serve as run
     from ergon_framework.app.observability import finish_telemetry, set_up_logging

@@ -30,9 +30,9 @@ class CommandEntry(NamedTuple):
 
 GROUPS: dict[str, tuple[CommandEntry, ...]] = {
     "Run": (
-        CommandEntry("run", "Run an App, a task, or what the settings describe.", "run:run"),
+        CommandEntry("run", "Run an App, a task, or all of the settings.", "run:run"),
         CommandEntry("worker", "Run jobs with the executors of the settings.", "worker:worker"),
-        CommandEntry("serve", "Serve status, metrics and JSON over HTTP.", "serve:serve"),
+        CommandEntry("serve", "Serve the console, JSON API and metrics.", "serve:serve"),
         CommandEntry("tasks", "List tasks, try one transaction, probe a run.", "project:tasks_app"),
         CommandEntry("new", "Make a project that runs.", "project:new"),
         CommandEntry("check", "Check the settings and say what would run.", "project:check"),
@@ -46,20 +46,20 @@ GROUPS: dict[str, tuple[CommandEntry, ...]] = {
         CommandEntry("dlq", "List, requeue or purge dead letters.", "dlq:app"),
     ),
     "Facts": (
-        CommandEntry("boundary", "Run and look after a zone; pass facts by hand.", "boundary:app"),
+        CommandEntry("boundary", "Run and inspect a zone; send or read facts.", "boundary:app"),
     ),
     "Providers": (
         CommandEntry("providers", "Show health; open or close a circuit.", "providers:app"),
     ),
-    "Look": (
+    "Inspect": (
         CommandEntry("why", "Explain a job, transaction, fact or call.", "why:why"),
-        CommandEntry("top", "Watch queues and workers, drawn anew.", "top:top"),
+        CommandEntry("top", "Watch queues and workers.", "top:top"),
         CommandEntry("tail", "Follow what happens in all processes.", "tail:tail"),
         CommandEntry("trace", "Show a trace from first cause to last effect.", "trace:trace"),
     ),
-    "Look after": (
-        CommandEntry("doctor", "Check this machine and what the settings name.", "project:doctor"),
-        CommandEntry("db", "Upgrade tables; move, export and import stores.", "db:app"),
+    "Maintain": (
+        CommandEntry("doctor", "Check this machine and the settings' servers.", "project:doctor"),
+        CommandEntry("db", "Upgrade tables; move, export or import a store.", "db:app"),
     ),
 }
 """What people see, in the order in which they see it."""

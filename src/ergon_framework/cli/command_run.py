@@ -60,7 +60,7 @@ def finite(seconds: float | None) -> float | None:
     return seconds
 
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON, for programs to read.")]
 
 
 def _project(context: typer.Context, given: Path | None) -> Path | None:
@@ -88,18 +88,27 @@ ConfigPath = Annotated[
         "--config",
         metavar="FILE",
         callback=_project,
-        help="The settings file [default: ergon.toml here or above].",
+        help="The settings file [default: ergon.toml in this folder or one above].",
     ),
 ]
 PolicyPath = Annotated[
     Path | None,
-    typer.Option("--policy", metavar="FILE", help="A TOML file with the policy of this run."),
+    typer.Option(
+        "--policy",
+        metavar="FILE",
+        help="A TOML file with the policy (retries, timeouts, concurrency) of this run.",
+    ),
 ]
 LogLevel = Annotated[
     str,
-    typer.Option(envvar="ERGON_LOG_LEVEL", help="debug, info, warning, error or critical."),
+    typer.Option(
+        envvar="ERGON_LOG_LEVEL",
+        help="Log from this level on: debug, info, warning, error or critical.",
+    ),
 ]
-LogFormat = Annotated[str, typer.Option(envvar="ERGON_LOG_FORMAT", help="text or json.")]
+LogFormat = Annotated[
+    str, typer.Option(envvar="ERGON_LOG_FORMAT", help="How log lines are written: text or json.")
+]
 TargetName = Annotated[
     str,
     typer.Argument(

@@ -56,7 +56,10 @@ def common(
         ),
     ] = False,
     _debug: Annotated[
-        bool, typer.Option(_DEBUG, help="Show tracebacks. May stand anywhere on the line.")
+        bool,
+        typer.Option(
+            _DEBUG, help="Show a traceback with each error. May stand anywhere on the line."
+        ),
     ] = False,
 ) -> None:
     """Options of all commands."""

@@ -37,14 +37,17 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(
-    help="Upgrade tables or look at their version; move, export, import stores; forget a subject."
+    help=("Upgrade tables, or show their version; move, export or import a store; erase a subject.")
 )
 
 
 StoreUrl = Annotated[
     str | None,
     typer.Option(
-        "--store", "--url", metavar="URL", help="The store [default: as in the settings]."
+        "--store",
+        "--url",
+        metavar="URL",
+        help="The URL of the store [default: the one in the settings].",
     ),
 ]
 
@@ -66,18 +69,19 @@ def upgrade(
     config: ConfigPath = None,
     store: StoreUrl = None,
     jobs: Annotated[
-        bool, typer.Option("--jobs", help="With --store: make the tables of jobs, too.")
+        bool, typer.Option("--jobs", help="With --store: also make the tables of jobs.")
     ] = False,
     sql: SqlFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make tables or bring them up to date.
+    """Make tables, or bring them up to date.
 
-    Those of provider calls, jobs and zones.
+    Those of provider calls, jobs and zones. This only adds: other tables are not touched, and
+    running programs may go on. Tables of jobs and zones are made where the settings have these
+    parts, and updated where they exist. In an SQLite file, the first program that opens it makes
+    them.
 
-    Only adds: other tables are left alone, and programs that run may go on. Jobs and zones have
-    their tables made where the settings have such parts, and brought up to date where they are; in
-    an SQLite file they are made by whoever opens it first.
+    Example: ergon db upgrade --sql
     """
     if sql:
         scripts = [each.script() for each in _tables(config, store, has_jobs=jobs, is_offline=True)]
@@ -93,7 +97,10 @@ def upgrade(
 
 @app.command()
 def current(config: ConfigPath = None, store: StoreUrl = None, as_json: JsonFlag = False) -> None:
-    """Show the version of a store's tables, and the latest."""
+    """Show the version of a store's tables, and the latest version.
+
+    Example: ergon db current
+    """
     rows = [
         {"part": each.part, "now": each.current(), "latest": each.latest}
         for each in _tables(config, store)
@@ -108,13 +115,20 @@ def downgrade(
     ] = "base",
     config: ConfigPath = None,
     store: StoreUrl = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Yes, delete what is in the tables.")] = False,
+    yes: Annotated[
+        bool,
+        typer.Option(
+            "--yes", help="Required: confirms that the tables are deleted with all their rows."
+        ),
+    ] = False,
     sql: SqlFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Remove the tables of provider calls, with everything in them.
+    """Delete the tables of provider calls with all rows.
 
-    Other tables are left alone, those of jobs too.
+    Other tables are not touched, those of jobs neither.
+
+    Example: ergon db downgrade --sql
     """
     from ergon_framework.providers.migrations import HEAD, commands
 
@@ -173,9 +187,15 @@ def _show_sql(text: str, *, as_json: bool) -> None:
 
 @app.command()
 def export(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="A store's URL or zone's folder.")],
+    source: Annotated[
+        str, typer.Argument(metavar="FROM", help="The URL of a store, or the folder of a zone.")
+    ],
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="A new file; - is the standard output.")
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="The file to write, which must not exist; - is the standard output.",
+        ),
     ] = STREAM,
     zone: Annotated[
         str | None, typer.Option(metavar="NAME", help="Export the facts of this zone, not jobs.")
@@ -188,22 +208,27 @@ def export(
         bool, typer.Option("--no-objects", help="Leave out the bytes of objects.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a FILE that is there.")
+        bool, typer.Option("--overwrite", help="Replace FILE if it exists.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Read a server although somebody works with it.")
+        bool, typer.Option("--force", help="Read a server although programs are connected to it.")
     ] = False,
     allow_lost_payloads: AllowLostPayloads = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Write what a store holds into a file.
 
-    Jobs, schedules and provider calls, or a zone's facts and objects. The file is JSON Lines: a
-    header, one record per line, and a trailer with counts and a digest. It holds payloads, results
-    and errors as they are, secrets in them included: FILE is for its owner alone, and it is for you
-    to keep it so. FROM is left as it is. A store on SQLite may be in use meanwhile; one on a server
-    is read twice, and the export begins anew when it changed. FILE has its name when all of it is
-    on the disk, and not before.
+    For a store these are jobs, schedules and provider calls; for a zone, its facts and objects. The
+    file is JSON Lines: a header, one record per line, and a trailer with counts and a digest.
+
+    It holds payloads, results and errors as they are, with the secrets in them. Only its owner can
+    read FILE; keep it that way.
+
+    FROM is not changed. A store on SQLite may be in use meanwhile. A store on a server is read
+    twice, and the export begins again if the store has changed. FILE gets its name when all of it
+    is on the disk.
+
+    Example: ergon db export sqlite:///work.db work.jsonl
     """
     from ergon_framework.app.move.export_file import Exporting
     from ergon_framework.app.store_location import StoreLocation
@@ -287,10 +312,16 @@ def _show_exported(exported: Exported, path: Path, *, as_json: bool) -> None:
 @app.command("import")
 def import_(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="What was exported; - is the standard input.")
+        str,
+        typer.Argument(
+            metavar="FILE", help="A file that `ergon db export` wrote; - is the standard input."
+        ),
     ],
     target: Annotated[
-        str, typer.Argument(metavar="TO", help="An empty store's URL or zone's folder.")
+        str,
+        typer.Argument(
+            metavar="TO", help="The URL of an empty store, or an empty folder for a zone."
+        ),
     ],
     objects: Annotated[
         str | None,
@@ -300,19 +331,26 @@ def import_(
         bool, typer.Option("--no-objects", help="Leave out the bytes of objects.")
     ] = False,
     cut_off: Annotated[
-        bool, typer.Option("--cut-off", help="Take what there is of a file that has no trailer.")
+        bool,
+        typer.Option(
+            "--cut-off", help="Accept a file without a trailer, and import the records it has."
+        ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Read the file through; write nothing.")
+        bool, typer.Option("--dry-run", help="Read and check the whole file; write nothing.")
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write what was exported into an empty store.
+    """Write an exported file into an empty store.
 
-    It may be of another kind. FILE is read through before anything is written: one that is cut off,
-    was changed or is of another version is refused. Both sides are compared at the end; until then
-    nobody can work with TO. An import that was cut off goes on when it is run again. A TO that
-    holds anything else is refused. What FILE says is taken as it is: import only what you trust.
+    The store may be of another kind. FILE is read and checked before anything is written: a file
+    that is cut off, was changed, or is of another version is refused. At the end both sides are
+    compared; until then no program can use TO. An import that was cut off continues when the same
+    command is run again. A store that holds anything else is refused.
+
+    The content of FILE is not questioned: import only files that you trust.
+
+    Example: ergon db import work.jsonl postgresql://localhost/work
     """
     from ergon_framework.app.move.import_file import Importing, run
     from ergon_framework.app.store_location import StoreLocation

@@ -36,18 +36,24 @@ FAMILY_COLUMNS = ("number", "handler", "code", "message", "last_at", "latest_id"
 MAX_NAMED = 3
 """The most jobs left alone for which the reason is read."""
 
-app = typer.Typer(help="Look at dead-lettered jobs and provider calls, send them back or delete.")
+app = typer.Typer(
+    help=("List jobs and provider calls that failed for good; send them back or delete them.")
+)
 
 Ids = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="ID", help="Ids of jobs or letters.", autocompletion=completion.dead_ids
+        metavar="ID",
+        help="Ids of dead-lettered jobs or calls; without any, give a filter or --all.",
+        autocompletion=completion.dead_ids,
     ),
 ]
 DeadId = Annotated[
     str,
     typer.Argument(
-        metavar="ID", help="The id of a job or letter.", autocompletion=completion.dead_ids
+        metavar="ID",
+        help="The id of a dead-lettered job or call.",
+        autocompletion=completion.dead_ids,
     ),
 ]
 MoreIds = Annotated[
@@ -55,30 +61,35 @@ MoreIds = Annotated[
     typer.Option(
         "--id",
         metavar="ID",
-        help="Only this one; may be repeated.",
+        help="Only the job or call with this id; may be repeated.",
         autocompletion=completion.dead_ids,
     ),
 ]
 OfCode = Annotated[
-    str | None, typer.Option("--code", metavar="CODE", help="Only those that failed with it.")
+    str | None,
+    typer.Option("--code", metavar="CODE", help="Only jobs that failed with this error code."),
 ]
 OlderThan = Annotated[
     float | None,
     typer.Option(
-        metavar="S", min=0.0, callback=finite, help="Only those that failed so many seconds ago."
+        metavar="S",
+        min=0.0,
+        callback=finite,
+        help="Only those that failed at least this many seconds ago.",
     ),
 ]
 
 _NAMES = {LetterKind.JOB: "job", LetterKind.PROVIDER: "provider call"}
 
 OfKind = Annotated[
-    LetterKind | None, typer.Option("--kind", help="Only jobs, or only calls of providers.")
+    LetterKind | None, typer.Option("--kind", help="Only jobs, or only provider calls.")
 ]
 OfProvider = Annotated[
     str | None, typer.Option("--provider", metavar="NAME", help="Only calls of this provider.")
 ]
 OfReason = Annotated[
-    str | None, typer.Option("--reason", metavar="CODE", help="Only calls that failed for it.")
+    str | None,
+    typer.Option("--reason", metavar="CODE", help="Only calls that failed for this reason code."),
 ]
 
 
@@ -171,12 +182,15 @@ def _selection(
 def list_dead(
     *,
     filters: _Filters,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 50,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List dead-lettered jobs and provider calls, the newest first."""
+    """List dead-lettered jobs and provider calls, the newest first.
+
+    Example: ergon dlq list --kind job --limit 10
+    """
     where, kinds = _where(config, url, filters.asked)
     rows: list[dict[str, Any]] = []
     if LetterKind.JOB in kinds:
@@ -201,14 +215,16 @@ def families(
     queue: OfQueue = None,
     handler: OfHandler = None,
     code: OfCode = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many families.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many families.")] = 50,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Group dead-lettered jobs by handler and error.
 
-    It looks at the latest 1,000 of them, and shows the largest family first.
+    The largest group comes first. Only the latest 1,000 dead-lettered jobs are grouped.
+
+    Example: ergon dlq families --queue mail
     """
     from ergon_framework.web.console.job_look import MOST_COMPARED
     from ergon_framework.web.console.job_look import families as families_of
@@ -228,7 +244,10 @@ def show(
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show one dead-lettered job or provider call."""
+    """Show one dead-lettered job or provider call.
+
+    Example: ergon dlq show order-7
+    """
     from ergon_framework.app.dead_letters import letter_document
 
     where, kinds = _where(config, url, kind)
@@ -265,9 +284,10 @@ def requeue(
 ) -> int:
     """Send dead letters back to their queues.
 
-    Jobs begin with fresh counters, provider calls go back to their tasks. Calls are sent by the
-    workers of their tasks, or by ergon dlq relay. Exit code 1 when none matched, or none could be
-    sent back.
+    Jobs begin with fresh counters. Provider calls are sent again by the workers of their tasks, or
+    by ergon dlq relay. Exit code 1 when nothing matched or nothing could be sent back.
+
+    Example: ergon dlq requeue --handler resize --dry-run
     """
     return _carried_out(_REQUEUE, chosen, config, url, as_json=as_json)
 
@@ -281,24 +301,32 @@ def purge(
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Delete dead letters for good. Exit code 1 when none matched."""
+    """Delete dead letters for good. Exit code 1 when nothing matched.
+
+    Example: ergon dlq purge --older-than 2592000
+    """
     return _carried_out(_PURGE, chosen, config, url, as_json=as_json)
 
 
 @app.command()
 def relay(
     application: Annotated[
-        str, typer.Argument(metavar="APP", help="A Celery app, as module:name.")
+        str, typer.Argument(metavar="APP", help="The Celery application, as module:name.")
     ],
     everything: Annotated[
-        bool, typer.Option("--all", help="Also the letters of tasks that this app does not have.")
+        bool,
+        typer.Option(
+            "--all", help="Also dead letters of tasks that this application does not have."
+        ),
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Send the dead letters of a Celery app now.
+    """Send the dead letters of a Celery application now.
 
-    Those of its tasks are carried to its queue, and what was requeued is sent. The workers of these
-    tasks do the same all the time; this is for when none runs.
+    Those of its tasks are carried to its queue, and requeued calls are sent. Workers of its tasks
+    do this all the time; use the command when none of them runs.
+
+    Example: ergon dlq relay shop.celery:app
     """
     from ergon_framework.app.imports import load
     from ergon_framework.providers.celery_task import relay_app

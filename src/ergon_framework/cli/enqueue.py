@@ -37,97 +37,150 @@ _TABLES = ("retry", "trace_context")
 
 def _job_options(
     queue: Annotated[
-        str | None, typer.Option(metavar="Q", help="The queue.", autocompletion=completion.queues)
+        str | None,
+        typer.Option(
+            metavar="Q", help="The queue that the job waits in.", autocompletion=completion.queues
+        ),
     ] = None,
     job_id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="An id of your own.")
+        str | None,
+        typer.Option(
+            "--id",
+            metavar="ID",
+            help=(
+                "The id of the job [default: a new one]. An id that a job has already is refused."
+            ),
+        ),
     ] = None,
     max_attempts: Annotated[
-        int | None, typer.Option(metavar="N", help="How often it is tried.")
+        int | None,
+        typer.Option(metavar="N", help="How many attempts the job has, the first included."),
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(metavar="S", help="Seconds for each attempt.")
+        float | None, typer.Option(metavar="S", help="Seconds that each attempt may take.")
     ] = None,
     delay: Annotated[
-        float | None, typer.Option(metavar="S", help="Seconds before it may run.")
+        float | None, typer.Option(metavar="S", help="Seconds to wait before the job may run.")
     ] = None,
     run_at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="When it may run: 2030-01-31T12:00:00Z.")
+        str | None,
+        typer.Option(
+            metavar="TIME", help="The time from which the job may run: 2030-01-31T12:00:00Z."
+        ),
     ] = None,
     expires_in: Annotated[
-        float | None, typer.Option(metavar="S", help="Seconds within which it must be started.")
+        float | None,
+        typer.Option(
+            metavar="S", help="Fail the job if it was not started within this many seconds."
+        ),
     ] = None,
     expires_at: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="By when it must have been started."),
+        typer.Option(metavar="TIME", help="Fail the job if it was not started by this time."),
     ] = None,
-    priority: Annotated[int | None, typer.Option(metavar="N", help="Higher runs first.")] = None,
+    priority: Annotated[
+        int | None, typer.Option(metavar="N", help="Jobs of a higher priority run first.")
+    ] = None,
     max_deliveries: Annotated[
-        int | None, typer.Option(metavar="N", help="How often it is claimed without an end.")
+        int | None,
+        typer.Option(
+            metavar="N", help="How often a worker may claim the job without reporting how it ended."
+        ),
     ] = None,
     retry: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Its own retry policy: a JSON object.")
+        str | None, typer.Option(metavar="JSON", help="The job's own retry policy: a JSON object.")
     ] = None,
     limit_key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="Limits how many jobs with this key run at once."),
+        typer.Option(
+            metavar="KEY", help="Jobs with this key share a limit on how many run at once."
+        ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(metavar="N", help="How many, for --limit-key [1].")
+        int | None,
+        typer.Option(
+            metavar="N", help="How many jobs with --limit-key may run at once [default: 1]."
+        ),
     ] = None,
     result_ttl: Annotated[
-        float | None, typer.Option(metavar="S", help="Seconds that its result is kept.")
+        float | None,
+        typer.Option(
+            metavar="S", help="Seconds that the result is kept after the job has completed."
+        ),
     ] = None,
     correlation_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="What it belongs to.")
+        str | None,
+        typer.Option(metavar="ID", help="The id of what the job belongs to, for example an order."),
     ] = None,
     trace_context: Annotated[
-        str | None, typer.Option(metavar="JSON", help="The trace it belongs to: a JSON object.")
+        str | None,
+        typer.Option(
+            metavar="JSON", help="The W3C trace context that the job continues: a JSON object."
+        ),
     ] = None,
     tags: Annotated[
         list[str] | None,
-        typer.Option("--tag", metavar="TAG", help="By which it is found; may be repeated."),
+        typer.Option("--tag", metavar="TAG", help="A word to find the job by; may be repeated."),
     ] = None,
     metadata: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="By which it is found; may be repeated."),
+        typer.Option(metavar="KEY=VALUE", help="A word to find the job by; may be repeated."),
     ] = None,
     unique: Annotated[
-        str | None, typer.Option(metavar="KEY", help="At most one unfinished job has this key.")
+        str | None,
+        typer.Option(metavar="KEY", help="Store the job only if no unfinished job has this key."),
     ] = None,
     unique_by: Annotated[
         str | None,
         typer.Option(
             metavar="WHAT",
-            help="A key made of args, of the handler, or of named arguments: customer,order.id.",
+            help=(
+                "Like --unique, with a key made of args, of the handler, or of named arguments:"
+                " customer,order.id."
+            ),
         ),
     ] = None,
     unique_for: Annotated[
         float | None,
-        typer.Option(metavar="S", help="Seconds that it holds its key even if it completes."),
+        typer.Option(
+            metavar="S",
+            help="Seconds for which the job holds its unique key, even if it completes earlier.",
+        ),
     ] = None,
     unique_states: Annotated[
         str | None,
         typer.Option(
-            metavar="STATES", help="In which states it holds its key: pending, or a list of them."
+            metavar="STATES",
+            help=(
+                "The states in which the job holds its unique key: pending, or a list of states."
+            ),
         ),
     ] = None,
     on_duplicate: Annotated[
         str | None,
-        typer.Option(metavar="WHAT", help="existing (the default), reject, replace or extend."),
+        typer.Option(
+            metavar="WHAT",
+            help=(
+                "What to do when another job holds the key: existing (the default: print that "
+                "job's id), reject, replace or extend."
+            ),
+        ),
     ] = None,
     after: Annotated[
         list[str] | None,
         typer.Option(
             metavar="ID",
-            help="A job it waits for; may be repeated.",
+            help="The id of a job that must end first; may be repeated.",
             autocompletion=completion.job_ids,
         ),
     ] = None,
     on_failure: Annotated[
         str | None,
         typer.Option(
-            metavar="WHAT", help="If one of --after fails: cancel (the default), continue or hold."
+            metavar="WHAT",
+            help=(
+                "What to do when a job of --after fails: cancel (the default), continue or hold."
+            ),
         ),
     ] = None,
 ) -> dict[str, Any]:
@@ -166,15 +219,19 @@ def enqueue(
         str | None,
         typer.Argument(
             metavar="HANDLER",
-            help="Its name, executor#name, or - for --stdin.",
+            help=(
+                "The name of the handler that runs the job, NAME or EXECUTOR#NAME; - with --stdin."
+            ),
             autocompletion=completion.handlers,
         ),
     ] = None,
     args: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Positional arguments: a JSON array.")
+        str | None,
+        typer.Option(metavar="JSON", help="The positional arguments of the handler: a JSON array."),
     ] = None,
     kwargs: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Named arguments: a JSON object.")
+        str | None,
+        typer.Option(metavar="JSON", help="The named arguments of the handler: a JSON object."),
     ] = None,
     options: dict[str, Any],
     wait: Annotated[
@@ -184,20 +241,23 @@ def enqueue(
             min=0.0,
             max=MAX_WAIT,
             callback=finite,
-            help="Wait for the result, print it.",
+            help="Wait up to this many seconds for the result, and print it.",
         ),
     ] = None,
     stdin: Annotated[
-        bool, typer.Option("--stdin", help="Read jobs from the input, one JSON value per line.")
+        bool,
+        typer.Option("--stdin", help="Read jobs from the standard input, one JSON value per line."),
     ] = False,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Enqueue a job and print its id. It is stored for good when the command returns.
+    """Enqueue a job and print its id. When the command returns, the job is stored.
 
     With --stdin each line is an object with handler, args, kwargs and options, or an array of
     arguments for HANDLER. Every 1,000 lines are one commit.
+
+    Example: ergon enqueue resize --args '["a.png"]' --kwargs '{"width": 3}'
     """
     is_many = stdin or handler == _STDIN
     _check_use(handler, args, kwargs, options.get("id"), wait, is_many=is_many)

@@ -39,14 +39,24 @@ def flows(
 @app.command("list")
 def list_flows(
     status: Annotated[
-        list[str] | None, typer.Option(metavar="STATUS", help="May be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="STATUS",
+            help=(
+                "Only flows with this status: running, held, failing, cancelling, completed, "
+                "failed or cancelled; may be repeated."
+            ),
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 50,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List flows, the newest first."""
+    """List flows, the newest first.
+
+    Example: ergon flows list --status held
+    """
     from ergon_framework.core.flow import FlowStatus
     from ergon_framework.jobs.flow_client import flows_of
     from ergon_framework.jobs.flow_why import flow_view
@@ -61,7 +71,10 @@ def list_flows(
 def show(
     flow: FlowId, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
 ) -> None:
-    """Show a flow as a tree, with how its steps stand."""
+    """Show a flow as a tree, with the state of each step.
+
+    Example: ergon flows show FLOW
+    """
     from ergon_framework.jobs.flow_client import found_flow, steps_of
     from ergon_framework.jobs.flow_why import flow_view, total, tree_of
 
@@ -87,7 +100,10 @@ def show(
 def cancel(
     flow: FlowId, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
 ) -> None:
-    """Cancel the steps that wait; those that run end."""
+    """Cancel the steps that wait. Steps that run go on.
+
+    Example: ergon flows cancel FLOW
+    """
     from ergon_framework.core.flow import CancelFlow
 
     _decide(flow, CancelFlow(), config, url, as_json)
@@ -97,7 +113,10 @@ def cancel(
 def retry(
     flow: FlowId, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
 ) -> None:
-    """Try steps again that failed or were cancelled."""
+    """Run steps again that failed or were cancelled.
+
+    Example: ergon flows retry FLOW
+    """
     from ergon_framework.core.flow import RetryFlow
 
     _decide(flow, RetryFlow(), config, url, as_json)
@@ -107,7 +126,10 @@ def retry(
 def skip(
     flow: FlowId, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
 ) -> None:
-    """Go on without the steps that failed."""
+    """Continue a flow without the steps that failed.
+
+    Example: ergon flows skip FLOW
+    """
     from ergon_framework.core.flow import SkipFailed
 
     _decide(flow, SkipFailed(), config, url, as_json)
@@ -117,7 +139,10 @@ def skip(
 def purge(
     flow: FlowId, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
 ) -> None:
-    """Delete a flow that has ended, with its steps."""
+    """Delete a flow that has ended, with its steps.
+
+    Example: ergon flows purge FLOW
+    """
     from ergon_framework.jobs.flow_client import found_flow, purge_flow
     from ergon_framework.jobs.flow_why import flow_view
 
@@ -132,13 +157,18 @@ def signal(
     flow: FlowId,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The signal that a step waits for.")],
     value: Annotated[
-        str, typer.Argument(metavar="VALUE", help="JSON, or plain text; the result of the step.")
+        str, typer.Argument(metavar="VALUE", help="The result of the step, as JSON or plain text.")
     ] = "null",
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Complete the step that waits for a signal."""
+    """Complete the step that waits for a signal.
+
+    A signal is a message by name, such as an approval.
+
+    Example: ergon flows signal FLOW approved true
+    """
     from ergon_framework.jobs.flow_client import found_flow, send_signal
     from ergon_framework.jobs.flow_why import flow_view
 

@@ -20,10 +20,16 @@ if TYPE_CHECKING:
 
 def forget(
     tag: Annotated[
-        str, typer.Option("--tag", metavar="TAG", help="The tag of its jobs: customer:42.")
+        str,
+        typer.Option(
+            "--tag",
+            metavar="TAG",
+            help="The tag that the subject's jobs have, for example customer:42.",
+        ),
     ],
     cancel: Annotated[
-        bool, typer.Option("--cancel", help="Cancel its jobs that wait, and erase them, too.")
+        bool,
+        typer.Option("--cancel", help="Also cancel and erase the subject's jobs that still wait."),
     ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -31,12 +37,16 @@ def forget(
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Erase what all stores tell of one subject, for good.
+    """Erase for good what all stores hold about one subject.
 
-    Jobs that have ended, their copies in the archive, dead letters of the provider calls that they
-    made, and what the journal of this machine has of them. That a job was there stays: its id,
-    state and times. Jobs that wait or run are left and counted, and the exit code is 1: run it
-    again when they have ended. Killed in the middle, it goes on where it was.
+    A subject is a customer, for example, whose jobs have one tag. Erased are the content of jobs
+    that have ended, their copies in the archive, the dead letters of their provider calls, and what
+    the journal of this machine has of them. The id, state and times of each job stay.
+
+    Jobs that wait or run are not touched but counted, and the exit code is 1: run the command again
+    when they have ended. If it is killed, run it again; it goes on where it stopped.
+
+    Example: ergon db forget --tag customer:42 --dry-run
     """
     from ergon_framework.app import forget as forgetting
     from ergon_framework.app.settings import load_settings

@@ -33,12 +33,15 @@ S = TypeVar("S", bound=StrEnum)
 StoreUrl = Annotated[
     str | None,
     typer.Option(
-        "--store", "--url", metavar="URL", help="The store [default: as in the settings]."
+        "--store",
+        "--url",
+        metavar="URL",
+        help="The URL of the store [default: the one in the settings].",
     ),
 ]
 JobId = Annotated[
     str,
-    typer.Argument(metavar="ID", help="The id of a job.", autocompletion=completion.job_ids),
+    typer.Argument(metavar="ID", help="The id of the job.", autocompletion=completion.job_ids),
 ]
 
 _JSON = (

@@ -26,14 +26,17 @@ Statuses = Annotated[
         "--status",
         "--state",
         metavar="STATUS",
-        help="May be repeated.",
+        help=(
+            "Only jobs with this status: pending, active, retrying, completed, failed or "
+            "cancelled; may be repeated."
+        ),
         autocompletion=completion.statuses,
     ),
 ]
 OfQueue = Annotated[
     str | None,
     typer.Option(
-        "--queue", metavar="Q", help="Only of this queue.", autocompletion=completion.queues
+        "--queue", metavar="Q", help="Only jobs in this queue.", autocompletion=completion.queues
     ),
 ]
 OfHandler = Annotated[
@@ -41,38 +44,54 @@ OfHandler = Annotated[
     typer.Option(
         "--handler",
         metavar="NAME",
-        help="Only for this handler.",
+        help="Only jobs of this handler.",
         autocompletion=completion.handlers,
     ),
 ]
 Tags = Annotated[
     list[str] | None,
-    typer.Option("--tag", metavar="TAG", help="Only with this tag; may be repeated."),
+    typer.Option("--tag", metavar="TAG", help="Only jobs with this tag; may be repeated."),
 ]
 Metadata = Annotated[
     list[str] | None,
     typer.Option(
-        "--metadata", metavar="KEY=VALUE", help="Only with this in the metadata; may be repeated."
+        "--metadata",
+        metavar="KEY=VALUE",
+        help="Only jobs with this in their metadata; may be repeated.",
     ),
 ]
 Error = Annotated[
     str | None,
     typer.Option(
-        "--error", metavar="NAME", help="Only with this last error: its code, or its kind."
+        "--error", metavar="NAME", help="Only jobs whose last error has this code or kind."
     ),
 ]
 Since = Annotated[
     str | None,
-    typer.Option("--since", metavar="TIME", help="Only created then or later: 10m ago, or a time."),
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        help=(
+            "Only jobs created since: a duration such as 10m, or a time such as "
+            "2030-01-31T12:00:00Z."
+        ),
+    ),
 ]
 Until = Annotated[
-    str | None, typer.Option("--until", metavar="TIME", help="Only created before then.")
+    str | None,
+    typer.Option(
+        "--until", metavar="TIME", help="Only jobs created before this, written like --since."
+    ),
 ]
 
 
-All = Annotated[bool, typer.Option("--all", help="All of them.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most so many, the newest.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")]
+All = Annotated[
+    bool, typer.Option("--all", help="Take everything; needed when no id and no filter is given.")
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="Take at most this many, the newest first.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Change nothing; print how many there are.")
+]
 
 
 class JobFilters(NamedTuple):

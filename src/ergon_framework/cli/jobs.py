@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from ergon_framework.jobs.settings import JobsSettings
     from ergon_framework.ports.jobstore import Unreadable
 
-app = typer.Typer(help="Look at jobs and workers; cancel, retry, reschedule or delete jobs.")
-archive_app = typer.Typer(help="Look into the archive of ended jobs.")
+app = typer.Typer(help="List and show jobs and workers; cancel, retry, reschedule or delete jobs.")
+archive_app = typer.Typer(help="Read the archive of ended jobs.")
 _AUDIT_COLUMNS = ["at", "actor", "action", "target", "outcome", "number", "detail"]
 
 
@@ -51,12 +51,15 @@ _AUDIT_COLUMNS = ["at", "actor", "action", "target", "outcome", "number", "detai
 def list_jobs(
     *,
     wanted: job_filters.JobFilters,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 50,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List jobs, the newest first."""
+    """List jobs, the newest first.
+
+    Example: ergon jobs list --status failed --since 1h
+    """
     for word in wanted.status or ():
         job_filters.status_of(word)  # before the store is opened
     with opened(config, url, reads=True) as client:
@@ -70,7 +73,10 @@ def list_jobs(
 def show(
     job: JobId, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
 ) -> None:
-    """Show everything about one job."""
+    """Show everything about one job, with its arguments and history.
+
+    Example: ergon jobs show order-7
+    """
     with opened(config, url, reads=True) as client:
         show_job(client.show(job), as_json=as_json)
 
@@ -82,9 +88,11 @@ app.command()(jobs_bulk.cancel)
 def retry(
     job: JobId, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
 ) -> None:
-    """Let a job run now.
+    """Run a job now.
 
-    One that waits runs without its delay; one that failed or was cancelled begins anew.
+    A job that waits runs without its delay. A job that failed or was cancelled begins anew.
+
+    Example: ergon jobs retry order-7
     """
     with opened(config, url) as client:
         client.retry(job)
@@ -95,18 +103,30 @@ def retry(
 def edit(
     job: JobId,
     args: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Positional arguments: a JSON array.")
+        str | None, typer.Option(metavar="JSON", help="The new positional arguments: a JSON array.")
     ] = None,
     kwargs: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Named arguments: a JSON object.")
+        str | None, typer.Option(metavar="JSON", help="The new named arguments: a JSON object.")
     ] = None,
     by: Annotated[
-        str | None, typer.Option(metavar="WHO", help="Who does it; else the user and machine.")
+        str | None,
+        typer.Option(
+            metavar="WHO",
+            help="Who does this, for the job's history [default: your user and machine].",
+        ),
     ] = None,
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for its history.")] = "",
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="Why you do this; it is kept in the job's history.")
+    ] = "",
     new_id: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Of the new job: the same command again makes no second."),
+        typer.Option(
+            metavar="ID",
+            help=(
+                "The id of the new job [default: a new one]. With it, the same command again "
+                "makes no second job."
+            ),
+        ),
     ] = None,
     config: ConfigPath = None,
     url: StoreUrl = None,
@@ -114,7 +134,10 @@ def edit(
 ) -> None:
     """Send a dead letter back as a new job with other arguments.
 
-    What is left out stays as it was. The old job is cancelled in the same commit.
+    The new job has the arguments that you give and everything else of the old one. The old job is
+    cancelled in the same commit.
+
+    Example: ergon jobs edit order-7 --kwargs '{"amount": 4}'
     """
     from ergon_framework.cli.enqueue import json_list, json_table
     from ergon_framework.jobs.change_requests import requester
@@ -151,7 +174,7 @@ def audit(
         str | None,
         typer.Option(
             metavar="ACTION",
-            help="Only this, such as cancel or look.",
+            help="Only actions of this name, such as cancel or look.",
             autocompletion=completion.audited_actions,
         ),
     ] = None,
@@ -166,19 +189,32 @@ def audit(
         ),
     ] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only then or later: 10m ago, or a time.")
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help=(
+                "Only actions since: a duration such as 10m, or a time such as "
+                "2030-01-31T12:00:00Z."
+            ),
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 50,
     file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="This log, not that of the settings.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Read this audit log [default: the one that the settings name]."
+        ),
     ] = None,
     config: ConfigPath = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show who did what in the console or through the API.
 
-    The newest first. The log is a file on the machine of the server, beside its settings. Commands
-    of a terminal are not in it: the histories of the jobs tell of them.
+    The newest action comes first. The log is a file on the machine of the server, beside its
+    settings. Commands of a terminal are not in it; the history of each job (ergon jobs show) has
+    them.
+
+    Example: ergon jobs audit --actor ada --since 1d
     """
     from ergon_framework.web.audit import AUDITED, AuditSearch, entry_view, read_entries
 
@@ -232,27 +268,35 @@ def _audit_log(given: Path | None, config: Path | None) -> Path:
 def unreadable(
     restore: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Read this row again and put its job back."),
+        typer.Option(
+            metavar="ID", help="Read the row of this job again and put the job back into its queue."
+        ),
     ] = None,
     discard: Annotated[
-        str | None, typer.Option(metavar="ID", help="Delete this row for good.")
+        str | None, typer.Option(metavar="ID", help="Delete the row of this job for good.")
     ] = None,
     aside: Annotated[
         bool,
         typer.Option(
-            "--aside", help="Only those that were set aside: not every row has to be read."
+            "--aside",
+            help=(
+                "List only rows that a worker has set aside. This is fast; without it every row"
+                " is read."
+            ),
         ),
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 50,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List rows that cannot be read, those set aside first.
+    """List rows that this version cannot read as jobs.
 
-    A row may come from a newer version, or from somebody who wrote to the store by hand. Upgrade,
-    or put its columns right without changing stage and status. One that a worker has set aside is
-    restored then; any other is read again by itself.
+    Those that a worker has set aside come first. A newer version may have written such a row, or
+    somebody by hand. Upgrade, or correct its columns without changing stage and status. A row that
+    was set aside comes back with --restore; any other one is read again without a command.
+
+    Example: ergon jobs unreadable --aside
     """
     if restore is not None and discard is not None:
         raise ConfigurationError(
@@ -317,7 +361,10 @@ def _unreadable_shape(found: Unreadable, is_aside: bool) -> dict[str, Any]:
 ArchiveFolder = Annotated[
     Path | None,
     typer.Option(
-        "--folder", metavar="FOLDER", help="The archive [default: of the settings].", exists=True
+        "--folder",
+        metavar="FOLDER",
+        help="The folder of the archive [default: the one in the settings].",
+        exists=True,
     ),
 ]
 
@@ -326,7 +373,10 @@ ArchiveFolder = Annotated[
 def list_archive_files(
     folder: ArchiveFolder = None, config: ConfigPath = None, as_json: JsonFlag = False
 ) -> None:
-    """List the files of the archive, the oldest first."""
+    """List the files of the archive, the oldest first.
+
+    Example: ergon jobs archive list
+    """
     archive, _ = _opened_archive(folder, config)
     rows = [
         {"file": each.name, "day": each.day, "bytes": each.size, "folder": str(archive.path)}
@@ -342,7 +392,10 @@ def show_archived(
     config: ConfigPath = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show one job or flow as it was archived last."""
+    """Show one job or flow as it was archived last.
+
+    Example: ergon jobs archive show order-7
+    """
     from ergon_framework.jobs.payload_codec import names_object
     from ergon_framework.jobs.payload_codec_store import decoded_job
     from ergon_framework.jobs.views import job_view
@@ -372,8 +425,10 @@ def show_archived(
 def print_archive(folder: ArchiveFolder = None, config: ConfigPath = None) -> None:
     """Print every archived job and flow once, as JSON Lines, file by file.
 
-    Of what is in the archive twice, because a worker died between archiving and deleting it, the
-    last is printed.
+    A worker that dies between archiving a job and deleting it leaves the job to be archived twice.
+    The later copy is printed.
+
+    Example: ergon jobs archive cat
     """
     archive, _ = _opened_archive(folder, config)
     for line in archive.records():

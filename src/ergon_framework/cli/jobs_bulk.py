@@ -22,12 +22,12 @@ MaybeId = Annotated[
     str | None,
     typer.Argument(
         metavar="[ID]",
-        help="The id of a job; without it, a filter.",
+        help="The id of the job. Without it, give a filter or --all.",
         show_default=False,
         autocompletion=completion.job_ids,
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 Change = Callable[["JobClient", "Search", "int | None", Callable[[int], Any]], int]
 """Changes the jobs of a search; how many were changed."""
@@ -64,22 +64,33 @@ def cancel(
     *,
     running: Annotated[
         bool,
-        typer.Option("--running", help="Also one that runs: its worker is asked to end it."),
+        typer.Option(
+            "--running", help="Also cancel a job that runs: its worker is asked to end it."
+        ),
     ] = False,
     by: Annotated[
-        str | None, typer.Option(metavar="WHO", help="Who cancels it; else the user and machine.")
+        str | None,
+        typer.Option(
+            metavar="WHO",
+            help="Who cancels, for the job's history [default: your user and machine].",
+        ),
     ] = None,
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for its history.")] = "",
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="Why you do this; it is kept in the job's history.")
+    ] = "",
     chosen: Selection,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Cancel a job that waits, or all that match. One that runs goes on, and the exit code is 1.
+    """Cancel a job that waits, or all that match.
 
-    With --running its worker is asked to end it. This does not wait for the end: the status is then
-    still active, and jobs show tells who asked. Without an id, every waiting job that matches the
-    filter is cancelled, in slices between which workers go on.
+    Without an id, a filter says which waiting jobs are meant; they are cancelled in slices, between
+    which workers go on. A job that runs goes on, and the exit code is 1. With --running its worker
+    is asked to end it. The command does not wait for that: until then the job is active, and ergon
+    jobs show says who asked.
+
+    Example: ergon jobs cancel --queue mail --dry-run
     """
     if job is None:
         states = "pending retrying active" if running else "pending retrying"
@@ -119,7 +130,12 @@ def requeue(
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Send a dead-lettered job back, counted anew, or all that match."""
+    """Send a dead-lettered job back, or all that match.
+
+    It begins with fresh counters. Without an id, a filter says which jobs are meant.
+
+    Example: ergon jobs requeue --handler resize --since 2h
+    """
     if job is None:
 
         def change(client: JobClient, search: Search, most: int | None, report: Any) -> int:
@@ -139,17 +155,25 @@ def reschedule(
     *,
     delay: Annotated[
         float | None,
-        typer.Option("--in", metavar="S", min=0.0, callback=finite, help="In so many seconds."),
+        typer.Option(
+            "--in", metavar="S", min=0.0, callback=finite, help="Run in this many seconds."
+        ),
     ] = None,
     run_at: Annotated[
-        str | None, typer.Option("--at", metavar="TIME", help="At a time: 2030-01-31T12:00:00Z.")
+        str | None,
+        typer.Option("--at", metavar="TIME", help="Run at this time: 2030-01-31T12:00:00Z."),
     ] = None,
     chosen: Selection,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Let a job that waits run at another time, or all that match."""
+    """Run a waiting job at another time, or all that match.
+
+    Without an id, a filter says which jobs are meant.
+
+    Example: ergon jobs reschedule order-7 --in 3600
+    """
     if (delay is None) == (run_at is None):
         raise ConfigurationError("when is it to run?", remedy="give --in SECONDS or --at TIME")
     if job is None:
@@ -183,7 +207,13 @@ def delete(
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Delete a job that has ended for good, or all that match. Steps stay with their flow."""
+    """Delete a job that has ended for good, or all that match.
+
+    Without an id, a filter says which jobs are meant. Steps of a flow are left out: ergon flows
+    purge deletes them with their flow.
+
+    Example: ergon jobs delete --status completed --until 30d
+    """
     if job is None:
         states = "completed failed cancelled"
 

@@ -23,7 +23,10 @@ AllowLostPayloads = Annotated[
     bool,
     typer.Option(
         "--allow-lost-payloads",
-        help="Copy a job whose payload object is missing or damaged without it, and name each.",
+        help=(
+            "Copy jobs whose payload object is missing or damaged without their payload, "
+            "and name each of them."
+        ),
     ),
 ]
 _STRIDE = 10_000  # copies between two lines where there is no terminal
@@ -32,10 +35,16 @@ _STRIDE = 10_000  # copies between two lines where there is no terminal
 def move(
     source: Annotated[
         str | None,
-        typer.Argument(metavar="FROM", help="A store's URL, a zone's folder, or ergon.toml."),
+        typer.Argument(
+            metavar="FROM", help="The URL of a store, the folder of a zone, or ergon.toml."
+        ),
     ] = None,
     target: Annotated[
-        str | None, typer.Argument(metavar="TO", help="An empty one, or an earlier copy.")
+        str | None,
+        typer.Argument(
+            metavar="TO",
+            help="The URL of an empty store or an empty folder; or an earlier copy of FROM.",
+        ),
     ] = None,
     to: Annotated[
         str | None,
@@ -50,20 +59,31 @@ def move(
     ] = None,
     objects: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="FROM TO", help="Where a zone's objects are, and where they go."),
+        typer.Option(
+            metavar="FROM TO",
+            help="The folder or bucket of a zone's objects, and the one to copy them to.",
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Tell what would be copied; write nothing.")
+        bool, typer.Option("--dry-run", help="Say what would be copied; write nothing.")
     ] = False,
     force: Annotated[
         bool,
         typer.Option(
             "--force",
-            help="Read FROM although somebody works with it; reopen it although TO was used.",
+            help=(
+                "Read FROM although programs use it; with --reopen, reopen it although TO was used."
+            ),
         ),
     ] = False,
     shut: Annotated[
-        bool, typer.Option("--shut", help="Refuse FROM to everybody when it was copied.")
+        bool,
+        typer.Option(
+            "--shut",
+            help=(
+                "When all is copied, shut FROM: programs that open it are told where the data is."
+            ),
+        ),
     ] = False,
     allow_lost_payloads: AllowLostPayloads = False,
     reopen: Annotated[
@@ -73,17 +93,20 @@ def move(
 ) -> None:
     """Copy what a store holds into another one.
 
-    Jobs, schedules and provider calls, or a zone's facts and objects.
-
+    For a store these are jobs, schedules and provider calls; for a zone, its facts and objects.
     FROM and TO may be of different kinds: sqlite:///work.db, postgresql://host/name,
-    redis://host/0, nats://host, or the folder of a zone. Stop everything that works with FROM
-    before. Both sides are compared at the end. The same again copies what is missing or has changed
-    since, also after a move that was cut off; a TO that holds anything else is refused. With --shut
-    whoever still works with FROM, or begins to, is refused and told where everything is. JSON is
-    one object per line: how far it is, and at the end one for each kind of thing.
+    redis://host/0, nats://host, or the folder of a zone.
 
-    ergon move ergon.toml --to URL moves everything at once, shuts the old stores, and prints the
-    line to change in ergon.toml, which it leaves as it is.
+    Stop every program that works with FROM before. At the end both sides are compared. Run the same
+    command again to copy what is missing or has changed since, also after a move that was cut off.
+    A TO that holds anything else is refused. With --shut, programs that still use FROM are refused
+    and told where the data is. JSON is one object per line: the progress, and at the end one for
+    each kind of record.
+
+    ergon move ergon.toml --to URL moves every store of the settings at once, shuts the old ones,
+    and prints the line to change in ergon.toml. It does not change that file.
+
+    Example: ergon db move sqlite:///work.db postgresql://localhost/work --dry-run
     """
     from ergon_framework.app.move.endpoints import Asked
     from ergon_framework.app.store_location import StoreLocation

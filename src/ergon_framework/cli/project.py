@@ -35,15 +35,19 @@ from ergon_framework.errors import ConfigurationError
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the project and its folder.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The name of the project and of its folder.")
+    ],
     parent: Annotated[
-        Path, typer.Option("--dir", metavar="PATH", help="Where the folder is made.")
+        Path, typer.Option("--dir", metavar="PATH", help="The folder to make the project in.")
     ] = Path(),
     as_json: JsonFlag = False,
 ) -> None:
     """Make a project that runs.
 
-    A folder with a task, a job, a provider, settings and tests.
+    The new folder has a task, a job, a provider, settings and tests.
+
+    Example: ergon new shop
     """
     from ergon_framework.app.new_project import new_project, next_commands, origin
 
@@ -67,11 +71,14 @@ def new(
 def check(config: ConfigPath = None, as_json: JsonFlag = False) -> None:
     """Check the settings and say what would run.
 
-    Nothing is connected, stored or started. The classes it names are imported, also from the
-    working directory: code at the top level of your modules runs, so check no settings of somebody
-    whose code you would not run.
+    Nothing is connected, stored or started. The classes that the settings name are imported, also
+    from the working directory, so code at the top level of these modules runs. Do not check
+    settings of somebody whose code you would not run.
 
-    Every mistake is told at once, with its file, its line and what to do; then the exit code is 2.
+    All mistakes are listed at once, each with its file, its line and what to do; then the exit code
+    is 2.
+
+    Example: ergon check --config ergon.toml
     """
     from ergon_framework.app.diagnostics.check import check as checked
     from ergon_framework.app.diagnostics.check import notes
@@ -107,7 +114,10 @@ def tasks(context: typer.Context, config: ConfigPath = None, as_json: JsonFlag =
 
 @tasks_app.command("list")
 def list_tasks(config: ConfigPath = None, as_json: JsonFlag = False) -> None:
-    """List the tasks of the settings file."""
+    """List the tasks of the settings file.
+
+    Example: ergon tasks list --json
+    """
     from ergon_framework.app.settings import load_settings
 
     rows = [
@@ -138,18 +148,26 @@ def process(
         str | None, typer.Option(metavar="JSON", help="The metadata; @FILE and - as above.")
     ] = None,
     by_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="Let the task's connector look it up.")
+        str | None,
+        typer.Option(
+            metavar="ID", help="Have the task's connector look up the transaction with this id."
+        ),
     ] = None,
     config: ConfigPath = None,
     policy: PolicyPath = None,
     shows_result: Annotated[
-        bool, typer.Option("--show-result", help="Show the result, not only its type.")
+        bool, typer.Option("--show-result", help="Print the result itself, not only its type.")
     ] = False,
     log_level: LogLevel = "warning",
     log_format: LogFormat = "text",
     as_json: JsonFlag = False,
 ) -> int:
-    """Run one transaction through a task. It is not settled with its source."""
+    """Run one transaction through a task, to try it.
+
+    The task's source is not told the outcome: nothing is acknowledged or set aside.
+
+    Example: ergon tasks process shop:charge --payload '{"amount": 4}'
+    """
     from ergon_framework.app.observability import finish_telemetry, set_up_logging
     from ergon_framework.app.run_once import process_by_id, process_one, transaction_from
     from ergon_framework.app.run_parts import Run
@@ -221,16 +239,27 @@ def _read(what: str, text: str | None) -> str | None:
 
 @tasks_app.command()
 def live(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="The liveness file of a run.")],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="The file that `ergon run --liveness-file FILE` writes."
+        ),
+    ],
     max_age: Annotated[
         float,
-        typer.Option(help="Seconds after which the file is too old.", min=0.0, callback=finite),
+        typer.Option(
+            help="The run counts as dead when the file is older than this many seconds.",
+            min=0.0,
+            callback=finite,
+        ),
     ] = 30.0,
     as_json: JsonFlag = False,
 ) -> int:
-    """Probe a run by its liveness file.
+    """Say whether a run is alive, by the file that it writes.
 
-    Exit code 0 when that run is live, 1 when not.
+    Start the run with --liveness-file FILE. Exit code 0 when it is alive, 1 when it is not.
+
+    Example: ergon tasks live orders.live
     """
     from ergon_framework.app.liveness_outputs import read_liveness
 
@@ -243,16 +272,25 @@ def doctor(
     context: typer.Context,
     config: ConfigPath = None,
     no_connect: Annotated[
-        bool, typer.Option("--no-connect", help="Make and open nothing, ask no server.")
+        bool,
+        typer.Option(
+            "--no-connect",
+            help="Connect to nothing and open no file: check the settings and this machine only.",
+        ),
     ] = False,
     timeout: Annotated[
-        float, typer.Option(help="Seconds for each part and server.", min=0.1, callback=finite)
+        float,
+        typer.Option(
+            help="Seconds to wait for each part and each server.", min=0.1, callback=finite
+        ),
     ] = 5.0,
     as_json: JsonFlag = False,
 ) -> int:
     """Check this machine, and whether what the settings name can be reached.
 
     Exit code 1 when something will not work.
+
+    Example: ergon doctor --no-connect
     """
     from ergon_framework.app.diagnostics.doctor import examine
     from ergon_framework.app.diagnostics.findings import FindingStatus
@@ -270,7 +308,10 @@ def doctor(
 
 @tasks_app.command()
 def notices(as_json: JsonFlag = False) -> None:
-    """List the state changes that Ergon tells."""
+    """List every notice: what logs, metrics and the journal report.
+
+    Example: ergon tasks notices
+    """
     from ergon_framework.ports.notice import CATALOGUE
 
     rows = [

@@ -20,7 +20,7 @@ from ergon_framework.storage.urls import given_options
 if TYPE_CHECKING:
     from ergon_framework.ports.providerstore import LaneKey, LaneState
 
-app = typer.Typer(help="Show providers and their circuits; open or close one; delete old rows.")
+app = typer.Typer(help="Show the health of providers; open or close a circuit; delete old records.")
 
 _COLUMNS = [
     "tenant",
@@ -51,18 +51,19 @@ class CircuitCommand(StrEnum):
 @app.command()
 def health(
     tenant: Annotated[
-        str | None, typer.Option("--tenant", metavar="ID", help="Only of this tenant.")
+        str | None, typer.Option("--tenant", metavar="ID", help="Only providers of this tenant.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many tenants.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many tenants.")] = 100,
     config: ConfigPath = None,
     store: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List providers by tenant, with circuits and quotas.
+    """List providers by tenant, with their circuits and quotas.
 
-    Also success rate and latency of the last hour, and the last error.
+    Also the success rate and latency of the last hour, and the last error. The tenant * has the
+    circuits that all tenants share.
 
-    The tenant * holds the circuits that all tenants share.
+    Example: ergon providers health --tenant acme
     """
     from ergon_framework.providers.service import ProviderHealthService
 
@@ -86,15 +87,33 @@ def health(
 @app.command()
 def circuit(
     tenant: Annotated[
-        str, typer.Argument(metavar="TENANT", help="A tenant; * for the circuit of all.")
+        str,
+        typer.Argument(
+            metavar="TENANT",
+            help="The tenant; '*' (quoted) for the circuit that all tenants share.",
+        ),
     ],
-    provider: Annotated[str, typer.Argument(metavar="PROVIDER", help="A provider's name.")],
-    capability: Annotated[str, typer.Argument(metavar="CAPABILITY", help="What it is asked for.")],
-    wish: Annotated[CircuitCommand, typer.Argument(metavar="open|close", help="What to do to it.")],
+    provider: Annotated[str, typer.Argument(metavar="PROVIDER", help="The name of the provider.")],
+    capability: Annotated[
+        str,
+        typer.Argument(
+            metavar="CAPABILITY", help="The capability, as `ergon providers health` lists it."
+        ),
+    ],
+    wish: Annotated[
+        CircuitCommand,
+        typer.Argument(
+            metavar="open|close", help="open refuses all calls; close lets them through again."
+        ),
+    ],
     seconds: Annotated[
         float,
         typer.Option(
-            "--for", metavar="S", min=0.001, callback=finite, help="How long it stays open."
+            "--for",
+            metavar="S",
+            min=0.001,
+            callback=finite,
+            help="Seconds for which the circuit stays open.",
         ),
     ] = 30.0,
     config: ConfigPath = None,
@@ -103,9 +122,12 @@ def circuit(
 ) -> None:
     """Open a circuit for a while, or close it.
 
-    Nobody calls while it is open; all may call again when it is closed. Every process sees it
-    within a second. An open one lets probes in once its time has passed. Closing also ends a pause
-    that the provider asked for; opening leaves it, and the answer says until when it lasts.
+    While it is open every call is refused; when it is closed all calls pass again. Every process
+    follows within a second. An open circuit lets probes in after --for. Closing also ends a pause
+    that the provider asked for. Opening leaves such a pause, and the answer says until when it
+    lasts.
+
+    Example: ergon providers circuit acme openai chat open --for 60
     """
     from ergon_framework.core.circuit_breaker import BreakerRule, CircuitState
     from ergon_framework.core.rfc3339 import format_rfc3339
@@ -143,18 +165,23 @@ def prune(
     older_than: Annotated[
         float,
         typer.Option(
-            metavar="DAYS", min=_MIN_AGE_DAYS, max=36_500.0, help="Only what is so many days old."
+            metavar="DAYS",
+            min=_MIN_AGE_DAYS,
+            max=36_500.0,
+            help="Delete only what is older than this many days.",
         ),
     ],
     config: ConfigPath = None,
     store: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Delete old rows.
+    """Delete old records of provider calls.
 
-    Attempts, roll-ups, keys, quota windows, and dead letters that are settled. In small steps, so
-    that nobody who calls has to wait; it may be stopped at any time. Circuits, and letters that
-    wait for something, stay.
+    Attempts, roll-ups, idempotency keys, quota windows and settled dead letters are deleted, in
+    small steps, so that callers do not wait. The command may be stopped at any time. Circuits stay,
+    and so do dead letters with which something is still to be done.
+
+    Example: ergon providers prune --older-than 90
     """
     from ergon_framework.core.rfc3339 import format_rfc3339
 

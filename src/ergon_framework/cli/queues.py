@@ -16,11 +16,13 @@ from ergon_framework.errors import ConfigurationError
 if TYPE_CHECKING:
     from ergon_framework.jobs.client import JobClient
 
-app = typer.Typer(help="Look at queues, pause, resume, limit or pin one.")
+app = typer.Typer(help="List queues with their counts; pause, resume, limit or pin one.")
 
 QueueName = Annotated[
     str,
-    typer.Argument(metavar="QUEUE", help="The name of a queue.", autocompletion=completion.queues),
+    typer.Argument(
+        metavar="QUEUE", help="The name of the queue.", autocompletion=completion.queues
+    ),
 ]
 _NOTED = ("max_active", "rate", "burst", "key_max_active", "key_rate", "key_burst")
 _COUNTS = ["pending", "active", "retrying", "completed", "failed", "cancelled"]
@@ -34,6 +36,8 @@ def list_queues(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFl
     """List queues with their counts and limits.
 
     Also the executors, handlers and versions that jobs wait for and no worker has.
+
+    Example: ergon queues list
     """
     from ergon_framework.jobs.views import queue_views, unsynced
 
@@ -55,7 +59,10 @@ def list_queues(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFl
 def pause(
     queue: QueueName, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
 ) -> None:
-    """Let no job of a queue be started; what runs goes on."""
+    """Start no more jobs of a queue. Jobs that run go on.
+
+    Example: ergon queues pause mail
+    """
     with opened(config, url) as client:
         _change(client, queue, as_json, is_paused=True)
 
@@ -64,7 +71,10 @@ def pause(
 def resume(
     queue: QueueName, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
 ) -> None:
-    """Let jobs of a queue be started again."""
+    """Start jobs of a paused queue again.
+
+    Example: ergon queues resume mail
+    """
     with opened(config, url) as client:
         _change(client, queue, as_json, is_paused=False)
 
@@ -73,16 +83,19 @@ def resume(
 def pin(
     queue: QueueName,
     version: Annotated[
-        str, typer.Option(metavar="V", help="The version that its workers were started with.")
+        str,
+        typer.Option(metavar="V", help="The version that workers of this queue were started with."),
     ],
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Leave a queue to workers of one version.
+    """Let only workers of one version take jobs of a queue.
 
-    They are started with `ergon worker --version V`, or have jobs.version. What workers of
-    another version run goes on; if it is tried again, that is left to the version, too.
+    Workers say their version with `ergon worker --version V` or jobs.version. Jobs that workers of
+    another version run go on; another attempt of such a job is left to the pinned version.
+
+    Example: ergon queues pin mail --version 2.1
     """
     with opened(config, url) as client:
         _change(client, queue, as_json, pinned_version=version)
@@ -92,7 +105,10 @@ def pin(
 def unpin(
     queue: QueueName, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
 ) -> None:
-    """Let workers of any version take jobs of a queue again."""
+    """Let workers of any version take jobs of a queue again.
+
+    Example: ergon queues unpin mail
+    """
     with opened(config, url) as client:
         _change(client, queue, as_json, pinned_version=None)
 
@@ -101,23 +117,39 @@ def unpin(
 def limit(
     queue: QueueName,
     max_active: Annotated[
-        str | None, typer.Option(metavar="N|none", help="Jobs that may run at once.")
+        str | None,
+        typer.Option(metavar="N|none", help="How many jobs of the queue may run at once."),
     ] = None,
     rate: Annotated[
-        str | None, typer.Option(metavar="R|none", help="Jobs per second, on average.")
+        str | None,
+        typer.Option(
+            metavar="R|none", help="How many jobs of the queue may start per second, on average."
+        ),
     ] = None,
     burst: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Jobs at once after a rest.")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="How many jobs may start at once after a time without any."
+        ),
     ] = None,
     key_max_active: Annotated[
         str | None,
-        typer.Option(metavar="N|none", help="Jobs of one limit key that may run at once."),
+        typer.Option(metavar="N|none", help="How many jobs of each limit key may run at once."),
     ] = None,
     key_rate: Annotated[
-        str | None, typer.Option(metavar="R|none", help="Jobs of one limit key per second.")
+        str | None,
+        typer.Option(
+            metavar="R|none",
+            help="How many jobs of each limit key may start per second, on average.",
+        ),
     ] = None,
     key_burst: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Jobs of one limit key after a rest.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="How many jobs of a limit key may start at once after a time without any.",
+        ),
     ] = None,
     config: ConfigPath = None,
     url: StoreUrl = None,
@@ -125,7 +157,9 @@ def limit(
 ) -> None:
     """Limit a queue, or each limit key in it, across all workers.
 
-    "none" lifts a limit.
+    The value none removes a limit.
+
+    Example: ergon queues limit mail --max-active 10 --rate 5
     """
     from ergon_framework.jobs.settings import QueueSettings
 

@@ -138,20 +138,32 @@ MAX_SHOWN_IDS = 20
 def _liveness(
     liveness_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", envvar="ERGON_LIVENESS_FILE", help="Write liveness there."),
+        typer.Option(
+            metavar="FILE",
+            envvar="ERGON_LIVENESS_FILE",
+            help="Write the state of the run into this file every five seconds.",
+        ),
     ] = None,
     probe_port: Annotated[
         int | None,
         typer.Option(
-            min=0, max=65535, envvar="ERGON_PROBE_PORT", help="Serve /live and /ready there."
+            min=0,
+            max=65535,
+            envvar="ERGON_PROBE_PORT",
+            help="Answer the probes /live and /ready on this port; 0 takes a free one.",
         ),
     ] = None,
     probe_host: Annotated[
-        str, typer.Option(envvar="ERGON_PROBE_HOST", help="The probes' address.")
+        str,
+        typer.Option(envvar="ERGON_PROBE_HOST", help="The address on which probes are answered."),
     ] = "127.0.0.1",
     stall_after: Annotated[
         float,
-        typer.Option(min=1.0, callback=finite, help="Seconds of silence that count as a stall."),
+        typer.Option(
+            min=1.0,
+            callback=finite,
+            help="Call the run stalled when its source was silent for this many seconds.",
+        ),
     ] = 120.0,
 ) -> Any:
     from ergon_framework.app.liveness_outputs import LivenessOutputs
@@ -161,10 +173,13 @@ def _liveness(
 
 def _restart_rule(
     restarts: Annotated[
-        int, typer.Option(min=0, help="How often a worker may die within the window.")
+        int,
+        typer.Option(
+            min=0, help="How often a worker may die within --restart-window before the run fails."
+        ),
     ] = 5,
     restart_window: Annotated[
-        float, typer.Option(min=0.0, callback=finite, help="That window, in seconds.")
+        float, typer.Option(min=0.0, callback=finite, help="The window of --restarts, in seconds.")
     ] = 60.0,
 ) -> Any:
     from ergon_framework.core.process_restart import RestartRule
@@ -186,24 +201,35 @@ def run(
     ] = None,
     *,
     everything: Annotated[
-        bool, typer.Option("--all", help="Start everything that the settings describe.")
+        bool,
+        typer.Option(
+            "--all",
+            help="Start every part that the settings describe: server, zones, worker and tasks.",
+        ),
     ] = False,
     reload: Annotated[
         bool, typer.Option("--reload", help="Start again when a .py or .toml file changes.")
     ] = False,
     burst: Annotated[
-        bool, typer.Option("--burst", help="An App: run what is due until nothing is, then exit.")
+        bool,
+        typer.Option(
+            "--burst", help="With an App: run what is due until nothing is left, then exit."
+        ),
     ] = False,
     config: ConfigPath = None,
     policy: PolicyPath = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes [default: as in the settings, or 1].")
+        int | None,
+        typer.Option(
+            min=1, help="How many processes to start [default: as in the settings, or 1]."
+        ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=0, help="At most so many transactions, in each process.")
+        int | None, typer.Option(min=0, help="Stop after this many transactions, in each process.")
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Check everything and say what would run.")
+        bool,
+        typer.Option("--check", help="Check everything, say what would run, and start nothing."),
     ] = False,
     liveness: Any,
     rule: Any,
@@ -213,10 +239,12 @@ def run(
     supervised: Annotated[str | None, typer.Option(hidden=True)] = None,
     lifeline: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> int:
-    """Run an App, a task, or what the settings describe.
+    """Run an App, a task, or another part of the settings.
 
-    A task runs until it is done, everything else until SIGTERM or SIGINT. The first signal lets
-    work in flight finish, the second ends it at once.
+    A task runs until it is done. Everything else runs until SIGTERM or SIGINT: the first signal
+    lets work in flight finish, the second ends it at once. --all starts every part.
+
+    Example: ergon run orders --check
     """
     from ergon_framework.app.app_reference import find_app, script_in
     from ergon_framework.app.parts import PartKind, part_named

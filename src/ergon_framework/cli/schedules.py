@@ -19,7 +19,7 @@ app = typer.Typer()
 ScheduleName = Annotated[
     str,
     typer.Argument(
-        metavar="NAME", help="The name of a schedule.", autocompletion=completion.schedules
+        metavar="NAME", help="The name of the schedule.", autocompletion=completion.schedules
     ),
 ]
 _COLUMNS = ["name", "cron", "zone", "handler", "paused", "next_at", "last_at", "problem"]
@@ -39,12 +39,15 @@ def schedules(
 
 @app.command("list")
 def list_schedules(
-    fires: Annotated[int, typer.Option(min=1, max=100, help="How many next fires.")] = 1,
+    fires: Annotated[int, typer.Option(min=1, max=100, help="How many next fires to show.")] = 1,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List the stored schedules with their next fires."""
+    """List the stored schedules with their next fires.
+
+    Example: ergon schedules list --fires 3
+    """
     from ergon_framework.jobs.scheduler import Scheduler
     from ergon_framework.jobs.views import moment, schedule_view
 
@@ -64,12 +67,15 @@ def list_schedules(
 @app.command()
 def show(
     name: ScheduleName,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many fires.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many past fires to show.")] = 10,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show a schedule, and the jobs of its last fires."""
+    """Show a schedule, and the jobs of its last fires.
+
+    Example: ergon schedules show nightly
+    """
     from ergon_framework.jobs.views import moment, schedule_view
 
     with opened(config, url, reads=True) as client:
@@ -93,26 +99,60 @@ def show(
 @app.command()
 def put(
     name: ScheduleName,
-    handler: Annotated[str, typer.Argument(metavar="HANDLER", help="What its jobs run.")],
-    cron: Annotated[str | None, typer.Option(metavar="LINE", help="A line of cron.")] = None,
-    every: Annotated[str | None, typer.Option(metavar="TIME", help="Such as 90s, 1h30m.")] = None,
-    timezone: Annotated[str, typer.Option(help="In which the line is read.")] = "UTC",
-    args: Annotated[str | None, typer.Option(metavar="JSON", help="A list.")] = None,
-    kwargs: Annotated[str | None, typer.Option(metavar="JSON", help="An object.")] = None,
-    queue: Annotated[str | None, typer.Option(help="The queue of its jobs.")] = None,
-    misfire: Annotated[str, typer.Option(help="For missed fires: once, skip or all.")] = "once",
-    overlap: Annotated[bool, typer.Option(help="Fire while an earlier job is not over.")] = True,
-    jitter: Annotated[float, typer.Option(help="Seconds to spread its jobs over.")] = 0.0,
+    handler: Annotated[
+        str,
+        typer.Argument(
+            metavar="HANDLER", help="The handler that its jobs run, NAME or EXECUTOR#NAME."
+        ),
+    ],
+    cron: Annotated[
+        str | None,
+        typer.Option(metavar="LINE", help="When to fire, as a cron expression: '0 6 * * 1-5'."),
+    ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Fire at this interval, such as 90s or 1h30m."),
+    ] = None,
+    timezone: Annotated[
+        str, typer.Option(help="The time zone of --cron, such as Europe/Berlin.")
+    ] = "UTC",
+    args: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help="The positional arguments of its jobs: a JSON array."),
+    ] = None,
+    kwargs: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help="The named arguments of its jobs: a JSON object."),
+    ] = None,
+    queue: Annotated[str | None, typer.Option(help="The queue that its jobs wait in.")] = None,
+    misfire: Annotated[
+        str,
+        typer.Option(
+            help=(
+                "What to do with fires that were missed: run once for all of them, skip them, "
+                "or run all."
+            )
+        ),
+    ] = "once",
+    overlap: Annotated[
+        bool, typer.Option(help="Fire although the job of an earlier fire has not ended.")
+    ] = True,
+    jitter: Annotated[
+        float, typer.Option(help="Delay each job by a random time of up to this many seconds.")
+    ] = 0.0,
     ends_at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Like 2030-01-31T12:00:00Z.")
+        str | None,
+        typer.Option(metavar="TIME", help="Stop firing at this time: 2030-01-31T12:00:00Z."),
     ] = None,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Store a schedule, or change one that was put before.
+    """Store a schedule, or change one that this command stored.
 
-    Those of the settings and of an App are changed where they are written.
+    Give --cron or --every. A schedule of the settings or of an App is changed where it is written.
+
+    Example: ergon schedules put nightly report --cron '0 2 * * *'
     """
     from ergon_framework.cli.enqueue import json_list, json_table
     from ergon_framework.jobs.views import schedule_view
@@ -140,7 +180,10 @@ def put(
 def pause(
     name: ScheduleName, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
 ) -> None:
-    """Let a schedule fire no more until it is resumed."""
+    """Stop a schedule from firing until it is resumed.
+
+    Example: ergon schedules pause nightly
+    """
     with opened(config, url) as client:
         _put(client, name, as_json, is_paused=True)
 
@@ -149,9 +192,11 @@ def pause(
 def resume(
     name: ScheduleName, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
 ) -> None:
-    """Let a schedule fire again.
+    """Let a paused schedule fire again.
 
-    What it missed in its pause is not made up for.
+    Fires that it missed while it was paused are not made up for.
+
+    Example: ergon schedules resume nightly
     """
     with opened(config, url) as client:
         _put(client, name, as_json, is_paused=False)
@@ -161,7 +206,10 @@ def resume(
 def run(
     name: ScheduleName, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
 ) -> None:
-    """Enqueue the job of a schedule now, and print its id."""
+    """Enqueue the job of a schedule now, and print its id.
+
+    Example: ergon schedules run nightly
+    """
     with opened(config, url) as client:
         added = client.schedules.run(name)
     if as_json:
@@ -176,7 +224,9 @@ def remove(
 ) -> None:
     """Remove a stored schedule.
 
-    One in the settings comes back with the next worker.
+    A schedule that the settings have comes back when the next worker starts.
+
+    Example: ergon schedules remove nightly
     """
     with opened(config, url) as client:
         # Raises for a name that is not there; delete() would only answer False.

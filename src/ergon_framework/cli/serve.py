@@ -26,15 +26,31 @@ if TYPE_CHECKING:
 def serve(
     host: Annotated[
         str | None,
-        typer.Option(metavar="HOST", help="Where to listen; elsewhere only with a token."),
+        typer.Option(
+            metavar="HOST",
+            help=(
+                "The address to listen on [default: server.host of the settings]. All but "
+                "loopback addresses need a token."
+            ),
+        ),
     ] = None,
     port: Annotated[
-        int | None, typer.Option(metavar="PORT", min=0, max=65535, help="0 is any free one.")
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="The port to listen on [default: server.port of the settings]; 0 is any free one.",
+        ),
     ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="What callers must show [default: env ERGON_SERVER_TOKEN]."
+            metavar="FILE",
+            help=(
+                "A file with the token that callers must send [default: the variable "
+                "ERGON_SERVER_TOKEN]."
+            ),
         ),
     ] = None,
     config: ConfigPath = None,
@@ -43,13 +59,16 @@ def serve(
     log_format: LogFormat = "text",
     as_json: JsonFlag = False,
 ) -> None:
-    """Tell over HTTP how jobs, providers and zones stand, until SIGTERM or SIGINT.
+    """Serve the console, the JSON API and metrics of jobs, providers and zones over HTTP.
 
-    Prints one line when it is ready: listening on http://HOST:PORT. HOST and PORT are those of
-    [server] in the settings, 127.0.0.1 and 8400 by default. With a token every request needs
-    Authorization: Bearer TOKEN; without one, only this machine is served. Webhooks of the settings
-    are taken at /webhooks/NAME from whoever signs them, without a token. The first signal
-    lets running requests finish, exit code 0; a second one ends the process at once.
+    Prints one line when it is ready: listening on http://HOST:PORT. With a token every request
+    needs the header Authorization: Bearer TOKEN; without one, only this machine is served. Webhooks
+    of the settings are accepted at /webhooks/NAME by their signature, without the token.
+
+    It runs until SIGTERM or SIGINT. The first signal lets running requests finish, and the exit
+    code is 0; a second one ends the process at once.
+
+    Example: ergon serve --port 8400
     """
     from ergon_framework.app.observability import finish_telemetry, set_up_logging
     from ergon_framework.app.settings import check_server_packages, load_settings, revealed

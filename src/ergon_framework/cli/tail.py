@@ -32,12 +32,17 @@ Names = Annotated[
     typer.Option(
         "--name",
         metavar="NAME,...",
-        help="Only these, whole or up to the dot: job,circuit.opened; may be repeated.",
+        help=(
+            "Only these notices, by name or first part of it: job,circuit.opened; may be repeated."
+        ),
     ),
 ]
 Since = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="Begin so long ago (10m), or at a time [default: now]."),
+    typer.Option(
+        metavar="TIME",
+        help="Begin this long ago (10m), or at a time (2030-01-31T12:00:00Z) [default: now].",
+    ),
 ]
 
 
@@ -47,29 +52,39 @@ def tail(
         str,
         typer.Option(
             metavar="ID",
-            help="Only about this job, transaction or fact.",
+            help="Only notices about the job, transaction or fact with this id.",
             autocompletion=completion.job_ids,
         ),
     ] = "",
-    trace: Annotated[str, typer.Option(metavar="ID", help="Only of this trace.")] = "",
+    trace: Annotated[
+        str, typer.Option(metavar="ID", help="Only notices of the trace with this id.")
+    ] = "",
     source: Annotated[
-        str, typer.Option(metavar="PREFIX", help='Only from these, for example "worker".')
+        str,
+        typer.Option(
+            metavar="PREFIX",
+            help="Only notices of processes whose name begins so, for example worker.",
+        ),
     ] = "",
     since: Since = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="End after so many.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many.")] = None,
     follow: Annotated[
-        bool, typer.Option(help="Wait for more; without it, show what there is.")
+        bool, typer.Option(help="Wait for more. --no-follow prints what is there and ends.")
     ] = True,
     journal: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="This journal, not that of the settings.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Read this journal [default: the one of the settings]."),
     ] = None,
     config: ConfigPath = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Follow what happens in all processes: failures, retries, circuits, workers that come and go.
+    """Follow what happens in all processes: failures, retries, circuits, workers that start and
+    stop.
 
-    It reads the journal, in which what simply went well is left out. Without --since it begins
-    now; without --follow it shows everything that is kept. JSON is one object per line.
+    It reads the journal, which leaves out what simply succeeded. Without --since it begins now;
+    with --no-follow it prints everything that is kept, and ends. JSON is one object per line.
+
+    Example: ergon tail --name job,circuit.opened --since 10m
     """
     from ergon_framework.ports.journal import JournalQuery
 

@@ -35,16 +35,18 @@ Line = Sequence[Piece]
 
 
 def top(
-    interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print how it stands, and end.")] = False,
+    interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two updates.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once and end.")] = False,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Watch how jobs stand: what needs somebody first, then queues and workers.
+    """Watch the state of jobs: problems first, then queues and workers.
 
-    It is drawn anew until Ctrl-C. Without a terminal, with --once and with --json it is printed
-    once. Rates are what happened between two looks: the first one knows none.
+    The display is updated until Ctrl-C. Without a terminal, with --once and with --json it is
+    printed once. Rates are counted between two updates, so the first display has none.
+
+    Example: ergon top --interval 5
     """
     # Without its server, which belongs to an extra: these files need none of it.
     from ergon_framework.web.console.rates import JobRates

@@ -31,11 +31,17 @@ def trace(
     config: ConfigPath = None,
     journal: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE", help="Look into this journal instead; may be repeated."),
+        typer.Option(
+            metavar="FILE",
+            help="Read this journal instead of the one of the settings; may be repeated.",
+        ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Print what was recorded of a trace, from the first cause to the last effect."""
+    """Print what was recorded of a trace, from the first cause to the last effect.
+
+    Example: ergon trace order-7
+    """
     from ergon_framework.app.journal import journals
 
     with waiting("looking"), journals(config, journal or ()) as opened:

@@ -24,13 +24,15 @@ UnitId = Annotated[
     str,
     typer.Argument(
         metavar="ID",
-        help="Of a job, a flow, a transaction, a fact or a provider call.",
+        help="The id of a job, flow, transaction, fact or provider call.",
         autocompletion=completion.job_ids,
     ),
 ]
 NodeUrl = Annotated[
     str | None,
-    typer.Option("--node", metavar="URL", help="Ask this zone's node about the fact."),
+    typer.Option(
+        "--node", metavar="URL", help="Also ask the node of a zone, at this URL, about a fact."
+    ),
 ]
 
 
@@ -44,7 +46,9 @@ class UnitKind(StrEnum):
     CALL = "call"
 
 
-OfKind = Annotated[UnitKind | None, typer.Option("--kind", help="Look for this kind only.")]
+OfKind = Annotated[
+    UnitKind | None, typer.Option("--kind", help="Look for an id of this kind only.")
+]
 
 
 def why(
@@ -55,10 +59,13 @@ def why(
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Say why something is where it is, from what the stores and the journal have recorded.
+    """Explain the state of a job, flow, transaction, fact or provider call.
 
-    A provider call is found by its correlation id, its idempotency key, the id of the job or
-    transaction it was made in, or the id of its dead letter. Exit code 1 when nothing is found.
+    The answer comes from the stores and the journal. A provider call is found by its correlation
+    id, its idempotency key, the id of the job or transaction that made it, or the id of its dead
+    letter. Exit code 1 when nothing is found.
+
+    Example: ergon why order-7
     """
     from ergon_framework.app.explain import Question, explain
     from ergon_framework.app.settings import load_settings

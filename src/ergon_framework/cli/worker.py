@@ -50,7 +50,7 @@ def worker(
         typer.Option(
             "--queue",
             metavar="Q",
-            help="Serve this queue; may be repeated [all].",
+            help="Take jobs from this queue only; may be repeated [default: all queues].",
             autocompletion=completion.queues,
         ),
     ] = None,
@@ -59,16 +59,22 @@ def worker(
     ] = False,
     no_wait: Annotated[
         bool,
-        typer.Option("--no-wait", help="Exit when the store's server is away at the start."),
+        typer.Option(
+            "--no-wait",
+            help="Exit with an error if the store's server cannot be reached at the start.",
+        ),
     ] = False,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="How this worker is called [made up].")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The worker's name in lists and logs [default: a generated one]."
+        ),
     ] = None,
     version: Annotated[
         str | None,
         typer.Option(
             metavar="V",
-            help="The version of your program, for pinned queues [jobs.version].",
+            help="The version of your program, for pinned queues [default: jobs.version].",
         ),
     ] = None,
     max_jobs: Annotated[
@@ -77,7 +83,10 @@ def worker(
             "--max-jobs-per-process",
             metavar="N",
             min=1,
-            help="Replace a process of an executor after so many jobs [max_jobs of the executor].",
+            help=(
+                "Replace an executor process after this many jobs [default: max_jobs of the "
+                "executor]."
+            ),
         ),
     ] = None,
     max_memory: Annotated[
@@ -86,7 +95,10 @@ def worker(
             "--max-memory-per-process",
             metavar="BYTES",
             min=1,
-            help="Replace one that has so much memory [max_memory of the executor].",
+            help=(
+                "Replace an executor process that uses this much memory [default: max_memory of"
+                " the executor]."
+            ),
         ),
     ] = None,
     max_age: Annotated[
@@ -96,7 +108,10 @@ def worker(
             metavar="SECONDS",
             min=0.001,
             callback=finite,
-            help="Replace one after so many seconds [max_age of the executor].",
+            help=(
+                "Replace an executor process after this many seconds [default: max_age of the "
+                "executor]."
+            ),
         ),
     ] = None,
     url: StoreUrl = None,
@@ -104,13 +119,19 @@ def worker(
     log_format: LogFormat = "text",
     as_json: JsonFlag = False,
 ) -> None:
-    """Claim jobs, have the executors of the settings run them, and record how each ended.
+    """Run a worker: claim jobs, have executors run them, and record how each ended.
 
-    SIGTERM or SIGINT lets what runs finish within jobs.grace and gives back the rest without
-    charging an attempt; a second signal ends it at once. Exit code 0 after a stop that was asked
-    for, and after a burst; 1 when an executor does not start, or does not end when it is asked to.
-    A server that is away is waited for, at the start too, unless
-    jobs.wait_for_store or --no-wait says otherwise, and never by a burst.
+    It needs settings with a store and at least one executor. SIGTERM or SIGINT lets running jobs
+    finish within jobs.grace and gives the others back without charging an attempt; a second signal
+    ends the worker at once.
+
+    A worker waits for a server that cannot be reached, at the start too. With --no-wait, or with
+    jobs.wait_for_store = false, it exits instead, and with --burst always.
+
+    Exit code 0 after a stop that was asked for and after a burst; 1 when an executor does not
+    start, or does not end when it is asked to.
+
+    Example: ergon worker --queue mail --burst
     """
     from ergon_framework.app.earlier_store import earlier_store, warn_of_earlier_jobs
     from ergon_framework.app.jobs import job_settings
@@ -149,7 +170,10 @@ def worker(
 
 
 def workers(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False) -> None:
-    """List workers with their executors and counters."""
+    """List workers with their executors and counters.
+
+    Example: ergon jobs workers
+    """
     from ergon_framework.jobs.views import worker_view
 
     with opened(config, url, reads=True) as client:
@@ -188,14 +212,19 @@ def executor(
     context: typer.Context,
     app: Annotated[
         str,
-        typer.Option(metavar="MODULE:REGISTRY", help="Where the handlers are; FILE.py:NAME works."),
+        typer.Option(
+            metavar="MODULE:REGISTRY",
+            help="The registry with the handlers, as MODULE:NAME or FILE.py:NAME.",
+        ),
     ],
 ) -> int:
-    """Run handlers for an orchestrator.
+    """Run handlers in this process, for a worker.
 
-    Answers execution requests on the standard input with outcomes on the standard output. An
-    orchestrator starts this; by hand, end it with the end of input. SIGTERM lets what was taken
-    finish, a second one ends it at once.
+    Reads execution requests from the standard input and writes outcomes to the standard output. A
+    worker starts this command. Started by hand, it ends with the end of its input. SIGTERM lets
+    jobs that it has taken finish, a second one ends it at once.
+
+    Example: ergon jobs executor --app shop.py:executor
     """
     from ergon_framework.executor.process import serve
 
@@ -209,7 +238,7 @@ _CHECK_COLOURS = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 def conform(
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="COMMAND", help="The executor to start, after --."),
+        typer.Argument(metavar="COMMAND", help="The command that starts the executor, after --."),
     ] = None,
     timeout: Annotated[
         float, typer.Option(min=0.1, callback=finite, help="Seconds to wait for an answer.")
@@ -218,26 +247,36 @@ def conform(
         list[str] | None, typer.Option(metavar="NAME", help="Run this check; may be repeated.")
     ] = None,
     required_only: Annotated[
-        bool, typer.Option("--required-only", help="Leave out what is only recommended.")
+        bool,
+        typer.Option("--required-only", help="Run required checks only, not recommended ones."),
     ] = False,
     handler: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A handler that succeeds, if not echo.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The handler to call; it has to succeed [default: echo]."
+        ),
     ] = None,
     args: Annotated[
-        str | None, typer.Option(metavar="JSON", help="That handler's positional arguments.")
+        str | None,
+        typer.Option(
+            metavar="JSON", help="The positional arguments for that handler: a JSON array."
+        ),
     ] = None,
     kwargs: Annotated[
-        str | None, typer.Option(metavar="JSON", help="That handler's keyword arguments.")
+        str | None,
+        typer.Option(metavar="JSON", help="The keyword arguments for that handler: a JSON object."),
     ] = None,
     list_checks: Annotated[
         bool, typer.Option("--list", help="List the checks and start nothing.")
     ] = False,
     as_json: JsonFlag = False,
 ) -> int:
-    """Try a command against the Executor Protocol v1.
+    """Check that a command speaks the Executor Protocol v1.
 
-    It is used as an orchestrator would use it. Exit code 0 when every required check passes, 1 when
-    one fails.
+    The command is started and used as a worker would use it. Exit code 0 when every required check
+    passes, 1 when one fails.
+
+    Example: ergon jobs conform --required-only -- node executor.js
     """
     from ergon_framework.testing.suites.executor import chosen_checks, exercise_executor
 
