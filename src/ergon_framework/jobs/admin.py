@@ -35,7 +35,7 @@ Progress = Callable[[int], object]
 Request = CancelRequested | RunRequested | RescheduleRequested | RequeueRequested
 
 MAX_CONFLICTS = 100
-"""How often a job may change between read and write before the request is given up."""
+"""How many times a request is repeated because the job changed between the read and the write."""
 _REFUSED = {
     CancelRequested: ("cannot be cancelled", "only a job that waits can be cancelled"),
     RunRequested: ("cannot be run again", "only a job that waits, failed or was cancelled can"),
@@ -46,7 +46,9 @@ _NOTICES = {CancelRequested: "job.cancelled", RescheduleRequested: "job.reschedu
 
 
 class Requeued(NamedTuple):
-    """How many jobs were sent back, and how many not because others hold their unique keys."""
+    """How many jobs were sent back, and how many were not because other jobs hold their unique
+    keys.
+    """
 
     done: int
     held: int
@@ -55,7 +57,9 @@ class Requeued(NamedTuple):
 def request_transition(
     store: FullJobStore, settler: Settler, job_id: str, request: Request
 ) -> JobStatus:
-    """Apply a client's or operator's request to one job; returns the state it was in before."""
+    """Apply the request of a client or operator to one job. Returns the state that the job was in
+    before.
+    """
 
     def attempt() -> JobStatus:
         job = found(store, job_id)
@@ -93,7 +97,9 @@ def request_transition(
 def request_cancel(
     store: FullJobStore, settler: Settler, job_id: str, request: CancelRequested
 ) -> JobStatus:
-    """Cancel a job that waits, or ask the worker that runs it to end it; the state it was in."""
+    """Cancel a job that waits, or ask its worker to end it. Returns the state that the job was in
+    before.
+    """
 
     def attempt() -> JobStatus:
         job = found(store, job_id)
@@ -106,7 +112,7 @@ def request_cancel(
         return job.status
 
     def is_moved(error: Exception) -> bool:
-        """Whether it began to run, or came back to its queue, between the two looks."""
+        """Whether the job began to run, or came back to its queue, between the two reads."""
         status = error.details.get("status") if isinstance(error, JobStateError) else None
         return isinstance(error, ConflictError) or status == JobStatus.ACTIVE
 
@@ -116,14 +122,16 @@ def request_cancel(
 
 
 def too_busy(job_id: str) -> JobStateError:
-    """Every attempt found that the job had been moved since it was read."""
+    """The error for a job that changed between the read and the write in every attempt."""
     return JobStateError(
         f"the job {job_id} is moved by somebody else all the time", remedy="try again later"
     )
 
 
 def _refuse_bound(store: FullJobStore, job: Job, request: Request) -> None:
-    """Refuse what a step cannot do by itself: start before its turn, or in a flow that stopped."""
+    """Refuse what a single step of a flow cannot do: start before its turn, or start in a stopped
+    flow.
+    """
     step = job.step
     if step is None or isinstance(request, CancelRequested):
         return
@@ -159,7 +167,7 @@ def requeue_all(
     progress: Progress,
     request: RequeueRequested,
 ) -> Requeued:
-    """Send every matching dead-lettered job back. Those moved meanwhile are left."""
+    """Send every matching dead-lettered job back. Jobs that changed meanwhile are left alone."""
     done = held = 0
     for batch in slices(store.search(search, limit)):
         now = store.now()
@@ -188,7 +196,7 @@ def purge_all(store: FullJobStore, search: Search, limit: int | None, progress: 
 
 
 def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Lists of so many items, the last one shorter."""
+    """Yield the items in lists of this length; the last list may be shorter."""
     rest = iter(items)
     while batch := list(islice(rest, size)):
         yield batch

@@ -54,16 +54,16 @@ class ArchiveBusyError(StoreError):
 
 
 class ArchiveFile(NamedTuple):
-    """One file of an archive."""
+    """One file of an archive: where it is, and when it was begun."""
 
     name: str
     day: str
-    """When it was begun, ``2026-01-31``."""
+    """The day on which the file was begun, such as ``2026-01-31``."""
     size: int
 
 
 class ArchivedLine(NamedTuple):
-    """One line of an archive, taken apart no further than its reader needs."""
+    """One line of an archive, decoded only as far as its readers need."""
 
     file: str
     kind: str
@@ -73,7 +73,7 @@ class ArchivedLine(NamedTuple):
     """JSON."""
 
     def job(self) -> Job:
-        """The job that it tells of."""
+        """The job that the line holds."""
         return JobRecord.from_document(msgspec.json.decode(self.record)).job
 
 
@@ -116,10 +116,10 @@ class JobArchive:
     ) -> None:
         """``now`` gives files their day and lines their instant; ``version`` is that of Ergon."""
         if format == "parquet":
-            require()  # a worker that could not write it does not start
+            require()  # A worker that cannot write this format must not start.
         self.path = path
         self.format = format
-        """What files become that are not appended to any more."""
+        """The format into which files are rewritten once nothing is appended to them any more."""
         self._max_file_size = max_file_size
         self._now = now
         self._version = version
@@ -155,13 +155,13 @@ class JobArchive:
             return _files_in(folder)
 
     def lines(self, files: Iterable[str] | None = None) -> Iterator[ArchivedLine]:
-        """Every record, file by file, also those that are there twice."""
+        """Every record, file by file. Records that were archived twice come twice."""
         wanted = [each.name for each in self.files()] if files is None else files
         for name in wanted:
             with self._explained_errors("read"), Folder.open(self.path, follow=True) as folder:
                 try:
                     descriptor = folder.open_file(name, os.O_RDONLY)
-                except FileNotFoundError:  # it was written anew as Parquet since it was listed
+                except FileNotFoundError:  # Since it was listed, the file was rewritten as Parquet.
                     name = name.replace(_JSONL, _PARQUET)  # noqa: PLW2901 - of the same records
                     descriptor = folder.open_file(name, os.O_RDONLY)
                 with os.fdopen(descriptor, "rb") as file:
@@ -188,7 +188,7 @@ class JobArchive:
         return None
 
     def count_remains(self) -> int:
-        """How much is left of processes that died while they wrote; see ``delete_remains``."""
+        """Count what processes left behind that died while they wrote; see ``delete_remains``."""
         with self._explained_errors("read"), contextlib.ExitStack() as stack:
             try:
                 folder = stack.enter_context(Folder.open(self.path, follow=True))
@@ -209,7 +209,7 @@ class JobArchive:
 
 
 class ArchiveWriter:
-    """Appends to an archive and rewrites it, for whoever holds its lock."""
+    """Appends to an archive and rewrites it. Only the holder of the archive's lock has one."""
 
     def __init__(
         self,
@@ -226,9 +226,10 @@ class ArchiveWriter:
         self._version = version
 
     def append(self, records: Sequence[TransferRecord]) -> int:
-        """Write records at the end; when this returns, they are on the disk. How many bytes.
+        """Append records to the archive and return how many bytes that took.
 
-        After an error the file is as it was, or has some of these lines.
+        When this returns, they are on the disk. After an error the file is as before, or has some
+        of the lines.
         """
         at = b',"archived_at":%b}\n' % _encode(format_rfc3339(self._now()))
         data = b"".join([record_line(each)[:-2] + at for each in records])
@@ -251,7 +252,7 @@ class ArchiveWriter:
         return len(data)
 
     def rewrite(self, name: str, drops: Callable[[ArchivedLine], bool]) -> int:
-        """Write a file anew without some of its records; how many were dropped.
+        """Rewrite a file without some of its records, and return how many were dropped.
 
         The new file takes the place of the old one when all of it is on the disk.
         """
@@ -265,10 +266,10 @@ class ArchiveWriter:
         return dropped
 
     def delete_remains(self) -> int:
-        """Delete what is left of processes that died while they wrote; how much that was.
+        """Delete what processes left behind that died while they wrote; returns how much that was.
 
-        A line that was cut off loses nothing: its job was deleted from the store only when a whole
-        line of it was on the disk.
+        A line that was cut off is no loss: a job is deleted from the store only after its whole
+        line is on the disk.
         """
         drafts, cut_off = _drafts_in(self._folder), _cut_off_in(self._folder)
         for name in drafts:
@@ -285,10 +286,11 @@ class ArchiveWriter:
         return len(drafts) + len(cut_off)
 
     def convert(self) -> bool:
-        """Write one file that nobody appends to any more anew as Parquet; False: there is none.
+        """Rewrite one file that is no longer appended to as Parquet. Returns False when there is
+        none.
 
-        A process that dies before the old file is gone leaves each of its records twice; the next
-        one writes the new file again.
+        A process that dies before the old file is deleted leaves each of its records twice; the
+        next process writes the new file again.
         """
         today = format_rfc3339(self._now())[:10]
         files = [each for each in _files_in(self._folder) if each.name.endswith(_JSONL)]
@@ -307,15 +309,15 @@ class ArchiveWriter:
             for text in old:
                 line = _line_of(name, text)
                 if line is None and not _is_header(text):
-                    continue  # it was cut off, and its job is still in the store
+                    continue  # The line was cut off by a crash, so its job is still in the store.
                 if line is None or not drops(line):
                     new.write(text)
 
     def _replace(self, name: str, write: Callable[[IO[bytes]], object]) -> None:
-        """Put a file in the place of what has this name, when all of it is on the disk."""
+        """Replace the file of this name by a new one, when all of the new one is on the disk."""
         draft = f".{name}{_DRAFT}"
         with contextlib.suppress(FileNotFoundError):
-            self._folder.unlink(draft)  # of a process that was killed
+            self._folder.unlink(draft)  # The draft of a process that was killed.
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
         try:
             with os.fdopen(self._folder.open_file(draft, flags), "w+b") as new:
@@ -325,7 +327,8 @@ class ArchiveWriter:
             failpoint("archive.rewrite.synced")
         except OSError:
             with contextlib.suppress(OSError):
-                self._folder.unlink(draft)  # on a full disk, workers need what it takes
+                # On a full disk, workers need the space that the draft takes.
+                self._folder.unlink(draft)
             raise
         self._folder.replace(draft, name)
         self._folder.sync()
@@ -341,7 +344,7 @@ class ArchiveWriter:
         return _encode(header) + b"\n"
 
     def _open_last(self) -> tuple[int, bool]:
-        """The file to append to, and whether it is a new one."""
+        """Open the file to append to. Returns it, and whether it is new."""
         day = format_rfc3339(self._now())[:10]
         today = [each for each in _files_in(self._folder) if each.day == day]
         number = 1
@@ -374,12 +377,12 @@ def _number_of(name: str) -> int:
 
 
 def _drafts_in(folder: Folder) -> list[str]:
-    """Files that were being written when a process died, or are just being written."""
+    """Drafts: files that a process is writing, or was writing when it died."""
     return [name for name in folder.names() if name.startswith(".") and name.endswith(_DRAFT)]
 
 
 def _cut_off_in(folder: Folder) -> list[tuple[str, int]]:
-    """Files whose last line was cut off, and the size of what comes before it."""
+    """Files whose last line was cut off, each with the size of what precedes that line."""
     found = []
     for each in _files_in(folder):
         if not each.name.endswith(_JSONL) or not each.size:
@@ -392,7 +395,7 @@ def _cut_off_in(folder: Folder) -> list[tuple[str, int]]:
 
 
 def _last_line_at(file: IO[bytes]) -> int:
-    """Where the last line of a file begins."""
+    """The offset at which the last line of a file begins."""
     end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - _BLOCK)
@@ -433,7 +436,7 @@ def _lines_in(name: str, file: IO[bytes]) -> Iterator[ArchivedLine]:
 
 
 def _line_of(name: str, text: bytes) -> ArchivedLine | None:
-    """A record; None of the first line, and of one that was cut off."""
+    """The record of a line. None for the first line of a file, and for a line that was cut off."""
     if not text.endswith(b"\n") or not text.startswith(b'{"kind":'):
         return None
     try:

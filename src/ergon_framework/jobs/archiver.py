@@ -30,18 +30,21 @@ from ergon_framework.storage.failpoints import declare, failpoint
 logger = logging.getLogger("ergon.jobs")
 
 MIN_SLICE, MAX_SLICE = 10, 500
-"""Jobs that are read, appended and deleted together."""
+"""The smallest and the largest number of jobs that are read, appended and deleted together."""
 SLICE_BYTES = 4 * 1024 * 1024
-"""Bytes of a slice: the next one is smaller where jobs are large."""
+"""The size of a slice in bytes. Where jobs are larger than this allows, the next slice has fewer.
+"""
 PAUSE = 0.02
-"""Seconds between two slices, in which the store is left to others."""
+"""Seconds between two slices, so that other work gets at the store."""
 HELD_FOR = 600.0
-"""Seconds after which a job is looked at again whose payload was lost."""
+"""Seconds after which a job whose payload is lost is tried again."""
 MAX_HELD = 400
-"""Jobs and flows that are passed over. More lost payloads are no accident of single objects. A read
-of ripe jobs brings at most 500 from any store, and has to reach beyond these."""
+"""How many jobs and flows are passed over. More lost payloads than this point to a wrong place or a
+lost bucket, not to damage of single objects. It is more than the 500 that one read of a store
+returns at most, so that a read always reaches jobs behind the ones that are passed over.
+"""
 NAMED = 10
-"""Ids in a notice."""
+"""How many ids a notice names."""
 
 declare("archive.slice.appended", "archive.slice.deleted")
 
@@ -50,7 +53,7 @@ class HeldJob(NamedTuple):
     """A job or flow that is not archived, because a payload of it is lost."""
 
     until: float
-    """When it is looked at again."""
+    """When archiving the job is tried again."""
     why: str
 
 
@@ -72,8 +75,9 @@ class Archiver:
         allows_lost: bool = False,
         max_held: int = MAX_HELD,
     ) -> None:
-        # As the store keeps them: what is encrypted there is encrypted in the archive. Only what is
-        # in an object store comes along: its object goes when the job has gone.
+        # The archive gets rows as the store keeps them, so what is encrypted in the store is
+        # encrypted in the archive. Only payloads in the object store are copied into the row,
+        # because their objects are deleted with the job.
         self._store: FullJobStore = getattr(store, "plain", store)
         self._codec: PayloadCodec = getattr(store, "codec", PLAIN)
         self._archive = archive
@@ -91,7 +95,8 @@ class Archiver:
         """
         with self._archive.locked() as writer:
             self._look_again()
-            # Read under the lock: whoever erases jobs afterwards finds them in the archive.
+            # Read while the archive is locked: a job that is erased afterwards is erased in the
+            # archive, too.
             while jobs := self._ripe_jobs():
                 archived = sum(
                     self._archive_jobs(writer, some) for some in bounded(jobs, SLICE_BYTES)
@@ -104,7 +109,7 @@ class Archiver:
                     return self._archive_flow(writer, flows, flow, is_stopped)
                 except _LostPayloadError as error:
                     self._hold(flow.id, str(error))
-            # When nothing else is to be done: a file is large.
+            # Only when nothing else is to be done, because rewriting a large file takes long.
             while self._archive.format == "parquet" and not is_stopped() and writer.convert():
                 pass
             return 0
@@ -122,7 +127,7 @@ class Archiver:
         return next((flow for flow in found if flow.id not in self.held), None)
 
     def _archive_jobs(self, writer: ArchiveWriter, jobs: list[Job]) -> int:
-        """Archive and delete those that are whole; how many."""
+        """Archive and delete the jobs that have all their payloads; returns how many."""
         whole: list[Job] = []
         records: list[JobRecord] = []
         for job in jobs:
@@ -152,19 +157,20 @@ class Archiver:
         self.held[unit_id] = HeldJob(self._store.now() + HELD_FOR, why)
 
     def _adapt(self, written: int, number: int) -> None:
-        """Let the next slice have as many jobs as fit, and not many more than this one."""
+        """Choose the size of the next slice by the size of this one; it grows slowly."""
         fitting = SLICE_BYTES * number // max(written, 1)
         self._size = max(MIN_SLICE, min(MAX_SLICE, fitting, 2 * self._size))
 
     def _archive_flow(
         self, writer: ArchiveWriter, flows: FlowStore, flow: Flow, is_stopped: Callable[[], bool]
     ) -> int:
-        """Its steps, then the flow itself: whoever finds the flow in the archive finds all steps.
+        """Archive the steps of a flow, then the flow itself.
 
-        They are deleted when all of it is there. A flow that was begun and not ended, because the
-        worker stops, is archived again, whole.
+        A reader that finds the flow in the archive therefore finds all its steps. They are deleted
+        from the store when all of them are archived. A flow that was not finished, because the
+        worker stops, is archived again as a whole.
         """
-        # Half a flow would be archived again at each look.
+        # Otherwise half of the flow would be archived again in each turn.
         if self._codec.objects is not None:
             for step in self._store.search(Search(flow=flow.id)):
                 if is_stopped():
@@ -187,7 +193,9 @@ class Archiver:
 
 
 class ArchiveThread:
-    """Runs an archiver beside the store thread of a worker: a slow disk holds up no renewal."""
+    """Runs an archiver in a thread beside the store thread, so that a slow disk delays no lease
+    renewal.
+    """
 
     def __init__(
         self, archiver: Archiver, report: Callable[[str, dict[str, Any]], None], where: str
@@ -201,18 +209,20 @@ class ArchiveThread:
         self._told: set[str] = set()
 
     def is_turn_of(self, mine: WorkerRecord, alive: Iterable[WorkerRecord]) -> bool:
-        """Whether this worker archives: among the living that have an archive, the first by id."""
+        """Whether this worker archives: of the live workers with an archive, the one with the
+        lowest id does.
+        """
         return mine.id == min({mine.id, *(each.id for each in alive if each.has_archive)})
 
     def wake(self) -> None:
-        """Archive what may go now, unless that is under way."""
+        """Archive what may go now, unless the thread is already at it."""
         if self._stopped.is_set() or (self._thread is not None and self._thread.is_alive()):
             return
         self._thread = threading.Thread(target=self.run, name="ergon-archive", daemon=True)
         self._thread.start()
 
     def run(self) -> None:
-        """Archive slice by slice until nothing is left, and tell what came of it."""
+        """Archive slice by slice until nothing is left, and send notices of the results."""
         total = 0
         try:
             while not self._stopped.is_set() and (
@@ -222,8 +232,8 @@ class ArchiveThread:
                 self._is_failing = False
                 self._stopped.wait(PAUSE)
         except ArchiveBusyError:
-            pass  # it is rewritten, or another worker archives
-        except Exception as error:  # the disk or the store: the next turn tries again
+            pass  # The archive is being rewritten, or another worker archives.
+        except Exception as error:  # The disk or the store failed; the next turn tries again.
             if not self._stopped.is_set():
                 self._failed(error)
         if total:
@@ -231,7 +241,7 @@ class ArchiveThread:
         self._tell_of_held()
 
     def _tell_of_held(self) -> None:
-        """Once for each job, until it was archived or deleted."""
+        """Send one notice for each job that is passed over, until it was archived or deleted."""
         held = self._archiver.held
         new = [key for key in held if key not in self._told]
         self._told = set(held)
@@ -249,12 +259,12 @@ class ArchiveThread:
         self._stopped.set()
 
     def join(self, seconds: float) -> None:
-        """Wait for the slice under way; whoever does not want to wait longer loses nothing."""
+        """Wait for the slice under way. Leaving earlier loses nothing."""
         if self._thread is not None:
             self._thread.join(seconds)
 
     def _failed(self, error: Exception) -> None:
-        if not self._is_failing:  # told once, until a slice went well
+        if not self._is_failing:  # Sent once, until a slice succeeds.
             is_expected = isinstance(error, ErgonError)
             logger.error(
                 "ended jobs cannot be archived, and stay in the store: %s",

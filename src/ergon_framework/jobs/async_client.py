@@ -63,15 +63,15 @@ else:
 
 FINAL = tuple(status for status in JobStatus if status.is_final)
 IDS_PER_QUERY = 200
-"""Ids in one question to the store."""
+"""How many ids one query of the store has."""
 
 WhenEnded: TypeAlias = Callable[[Job | Exception], None]
 
 
 class ResultWatcher:
-    """Tells each caller once: the job in its final state, or why that will not be known.
+    """Tells each caller the outcome of its job once: its final state, or why that cannot be known.
 
-    Callers are told in this thread. With nothing to wait for it sleeps.
+    Callers are told from the thread of this watcher, which sleeps while no caller waits.
     """
 
     def __init__(self, store: FullJobStore, poll: float) -> None:
@@ -80,8 +80,8 @@ class ResultWatcher:
         self._subscription = store.subscribe(Topic.DONE)
         self._lock = threading.Lock()
         self._awaited: dict[str, set[WhenEnded]] = {}
-        self._is_new = False  # somebody came since the last look
-        self._is_over = False  # nobody would be told any more
+        self._is_new = False  # A caller came since the last read.
+        self._is_over = False  # The callers' event loops are gone.
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ergon-results", daemon=True)
         self._thread.start()
@@ -93,7 +93,7 @@ class ResultWatcher:
             return sum(len(each) for each in self._awaited.values())
 
     def add(self, job_id: str, when_ended: WhenEnded) -> None:
-        """Wait for one job; a caller that comes after the end is told at once."""
+        """Wait for one job. When the job has already ended, the caller is told at once."""
         with self._lock:
             is_over = self._is_over
             if not is_over:
@@ -133,7 +133,8 @@ class ResultWatcher:
             looked_at = time.monotonic()
             with self._lock:
                 ids = list(self._awaited)
-                # A notification tells of ends; whether a job exists is looked up now and then.
+                # Notifications announce ends only. That a job was deleted is found by asking the
+                # store now and then.
                 is_thorough, self._is_new = self._is_new or not is_notified, False
             try:
                 self._look(ids, is_thorough=is_thorough)
@@ -173,12 +174,14 @@ def _closed() -> StoreUnavailableError:
 T = TypeVar("T")
 
 MAX_THREADS = 8
-"""Enqueues that may be under way at once; those of one moment share a commit."""
+"""How many enqueues run at once. Those that arrive together share a commit."""
 MAX_LENT_THREADS = 100_000
-"""Threads for calls on connections that callers lend: more than any server has connections. No call
-may wait for a thread here, for its commit may be what the calls in all other threads wait for."""
+"""How many threads there are for calls on connections that callers lend: more than any server has
+connections. No call may wait for a free thread here, because the commit of the waiting call may be
+what all other calls wait for.
+"""
 DEADLINE_MARGIN = 2 * MIN_TIMEOUT
-"""Seconds after its deadline for which a call waits for the thread that asks the store."""
+"""Seconds that a call waits beyond its deadline for the thread that asks the store."""
 
 
 class AsyncEnqueuedJob(_JobId):
@@ -249,7 +252,8 @@ class AsyncJobClient:
         self._guests = ThreadPoolExecutor(MAX_LENT_THREADS, "ergon-guest")
 
     def renew(self) -> None:
-        """In a process that was just forked: the threads, and who waits in them, are the parent's.
+        """Make new threads in a forked process; the old ones, and their callers, belong to the
+        parent.
 
         A client that was closed stays closed.
         """
@@ -347,13 +351,13 @@ class AsyncJobClient:
         return AsyncEnqueuedFlow.of(str(await self._add(add, connection)), self)
 
     def flow(self, flow_id: str) -> AsyncEnqueuedFlow:
-        """The flow of that id; whether it is there is asked with the first question."""
+        """The flow of that id. Whether it exists is found out by the first question to it."""
         return AsyncEnqueuedFlow.of(str(flow_id), self)
 
     async def of_flow(
         self, flow_id: str, ask: Callable[[EnqueuedFlow], T], *, waits: bool = False
     ) -> T:
-        """Ask a flow something, in another thread; one of its own if it may take long."""
+        """Ask a flow something in another thread: in one of its own if that may take long."""
 
         def call() -> T:
             return ask(EnqueuedFlow.of(str(flow_id), self._sync()))
@@ -369,7 +373,7 @@ class AsyncJobClient:
         return AsyncScheduleClient(lambda ask: self._call(lambda: ask(self._sync().schedules)))
 
     async def announce(self) -> None:
-        """Wake workers after a commit of one's own that brought jobs."""
+        """Wake workers after you committed jobs on a connection of your own."""
         await self._call(lambda: self._sync().announce())
 
     # ---- asking ----
@@ -421,7 +425,7 @@ class AsyncJobClient:
         ended: asyncio.Future[Job] = loop.create_future()
 
         def when_ended(what: Job | Exception) -> None:
-            with suppress(RuntimeError):  # the loop is closed, and nobody waits in it
+            with suppress(RuntimeError):  # Its event loop is closed, so no caller waits there.
                 loop.call_soon_threadsafe(_give, ended, what)
 
         until = None if timeout is None else loop.time() + timeout
@@ -458,7 +462,7 @@ class AsyncJobClient:
         )
 
     async def retry(self, job_id: str, *, by: str | None = None) -> None:
-        """Let a waiting job run now, or one that failed or was cancelled begin anew."""
+        """Run a waiting job now, or start one again that failed or was cancelled."""
         await self._call(lambda: self._sync().retry(job_id, by=by))
 
     async def requeue(self, job_id: str, *, by: str | None = None) -> None:
@@ -486,11 +490,11 @@ class AsyncJobClient:
     async def reschedule(
         self, job_id: str, *, run_at: Instant | None = None, delay: float | None = None
     ) -> None:
-        """Let a job that waits be due at another time, or in so many seconds."""
+        """Change when a waiting job is due: at another time, or in so many seconds."""
         await self._call(lambda: self._sync().reschedule(job_id, run_at=run_at, delay=delay))
 
     async def delete(self, job_id: str) -> None:
-        """Delete a job that has ended, for good. A step stays as long as its flow."""
+        """Delete a job that has ended, for good. A step of a flow stays as long as its flow."""
         await self._call(lambda: self._sync().delete(job_id))
 
     # ---- moving many; ``progress`` is called in another thread ----
@@ -529,7 +533,7 @@ class AsyncJobClient:
         progress: Progress | None = None,
         **criteria: Unpack[JobFilter],
     ) -> int:
-        """Let every job that matches and waits be due at another time; how many."""
+        """Change when every waiting job that matches is due; returns how many."""
         return await self._visit(
             lambda: self._sync().reschedule_many(
                 search, run_at=run_at, delay=delay, limit=limit, progress=progress, **criteria
@@ -566,7 +570,7 @@ class AsyncJobClient:
     async def purge_many(
         self, search: Search, limit: int | None = None, progress: Progress | None = None
     ) -> int:
-        """Delete every dead-lettered job that matches, for good; how many."""
+        """Delete every dead-lettered job that matches, for good; returns how many."""
         return await self._call(lambda: self._sync().purge_many(search, limit, progress))
 
     # ---- the end ----
@@ -587,7 +591,7 @@ class AsyncJobClient:
             self._client.close()
 
     async def __aenter__(self) -> Self:
-        await self._call(self._sync)  # a store that cannot be opened is told here
+        await self._call(self._sync)  # A store that cannot be opened is reported here.
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -619,7 +623,7 @@ class AsyncJobClient:
     async def _call_in_time(
         self, job_id: str, said: float | None, until: float | None, call: Callable[[], T]
     ) -> T:
-        """Make a call that must end by the deadline of its caller; a thread that hangs is left."""
+        """Make a call that must end by its caller's deadline; leave a thread behind that hangs."""
         if until is None or said is None:
             return await self._call(call)
         loop = asyncio.get_running_loop()
@@ -632,7 +636,7 @@ class AsyncJobClient:
                 raise
             raise unanswered(job_id, said, error) from error
         except ResultTimeoutError:
-            raise  # of the call itself
+            raise  # The call's own timeout, not the wait's.
         except TimeoutError as error:
             raise unanswered(job_id, said, None) from error
 

@@ -1,9 +1,9 @@
-"""Many jobs at once: cancelled, deleted, rescheduled or sent back, by a filter.
+"""Cancels, deletes, reschedules or requeues all jobs that match a filter.
 
-Jobs are changed in slices. Each is one commit of a bounded number of rows, and after it whoever
-changes them rests for as long as it took: workers claim and settle between two slices. A job is
-changed only if it still is as it was read. Whoever is stopped in the middle has changed whole
-slices; the same call again goes on with what still matches.
+Jobs are changed in slices. Each slice is one commit of a bounded number of rows. After a slice the
+caller pauses for as long as the slice took, so that workers can claim and settle in between. A job
+is changed only if it has not changed since it was read. A call that is interrupted has changed
+whole slices; the same call again continues with the jobs that still match.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ergon_framework.ports.jobstore import CancelRequest, FullJobStore, Job, Sea
 from ergon_framework.telemetry.notices import emit
 
 SLICE = 100
-"""Jobs that are changed in one commit."""
+"""How many jobs one commit changes."""
 MAX_REST = 1.0
-"""Seconds between two slices at most."""
+"""The longest pause between two slices, in seconds."""
 WAITING = (JobStatus.PENDING, JobStatus.RETRYING)
 FINAL = tuple(status for status in JobStatus if status.is_final)
 
@@ -44,16 +44,18 @@ class BulkChange:
     progress: Progress | None = None
 
     def cancel(self, request: CancelRequested, *, running: bool) -> int:
-        """Cancel those that wait, or also ask for the end of those that run; how many."""
+        """Cancel jobs that wait, or also ask for the end of jobs that run; returns how many."""
         statuses = (*WAITING, JobStatus.ACTIVE) if running else WAITING
         return self._in_slices(statuses, "cancelled", lambda jobs: self._cancel(jobs, request))
 
     def reschedule(self, run_at: float) -> int:
-        """Let those that wait be due at another instant; how many."""
+        """Change when jobs that wait are due; returns how many."""
         return self._in_slices(WAITING, "rescheduled", lambda jobs: self._reschedule(jobs, run_at))
 
     def delete(self) -> int:
-        """Delete those that have ended; how many. Steps stay as long as their flow."""
+        """Delete jobs that have ended; returns how many. Steps of a flow stay as long as their
+        flow.
+        """
         done = self._in_slices(FINAL, "deleted", self.store.purge)
         if done:
             emit("jobs.deleted", count=done)
@@ -97,18 +99,18 @@ class BulkChange:
 
 
 def slices(jobs: Iterable[Job]) -> Iterator[list[Job]]:
-    """Jobs that are changed together; after each slice there is a rest as long as it took."""
+    """Yield the jobs that are changed together; after each slice, pause for as long as it took."""
     rest = iter(jobs)
     while some := list(islice(rest, SLICE)):
         began_at = time.monotonic()
         yield some
-        # Another process that waits for the lock of a file looks again now and then: whoever takes
-        # it again at once would be faster every time.
+        # Processes that wait for the lock of an SQLite file ask for it again after a pause. A
+        # process that took the lock again at once would always be faster than they are.
         threading.Event().wait(min(time.monotonic() - began_at, MAX_REST))
 
 
 def narrowed(search: Search, statuses: tuple[JobStatus, ...], what: str) -> Search:
-    """The same search among jobs that can be changed so."""
+    """The same search, limited to jobs that can be changed in this way."""
     wanted = tuple(each for each in statuses if not search.statuses or each in search.statuses)
     if not wanted:
         raise JobError(

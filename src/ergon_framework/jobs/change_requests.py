@@ -1,6 +1,6 @@
-"""What a change of stored jobs is asked with: by whom, why, and for which instant.
+"""Checks who asks for a change of stored jobs, why, and for which instant.
 
-One job, many jobs and a trial of either refuse the same.
+A change of one job, of many jobs, and a dry run of either use these checks, so all refuse the same.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ _actor, _reason = text(), text(1000)
 
 
 def cancellation(by: str | None, reason: str) -> CancelRequested:
-    """Who cancels, and why, as the history tells it."""
+    """Who cancels a job and why, as the job's history records it."""
     asked_by = requester() if by is None else _actor("by", by)
     return CancelRequested(asked_by, checked_reason(reason))
 
 
 def checked_reason(reason: str) -> str:
-    """Why, as the history tells it."""
+    """The reason of a change, checked, as the job's history records it."""
     return _reason("reason", reason) if reason else ""
 
 
 def requeueing(by: str | None) -> RequeueRequested:
-    """Who sends a job back, as the history tells it where somebody says so."""
+    """Who sends a job back, as the job's history records it; empty without a name."""
     return RequeueRequested("" if by is None else _actor("by", by))
 
 
 def due_instant(run_at: Instant | None, delay: float | None, now: float) -> float:
-    """When a job is to run that waits."""
+    """The instant at which a waiting job is to run."""
     if (run_at is None) == (delay is None):
         raise refusal("run_at", "or delay is wanted, one of the two", "say when it is to run")
     if delay is not None:
@@ -45,9 +45,9 @@ def due_instant(run_at: Instant | None, delay: float | None, now: float) -> floa
 
 
 def requester() -> str:
-    """Who asks, where nobody says: the user of this process, and the machine."""
+    """Who asks, when the caller gave no name: the user of this process, and the machine."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a user without a name, in a container for example
+    except (OSError, KeyError, ImportError):  # The user has no name, which happens in containers.
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"

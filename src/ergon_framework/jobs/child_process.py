@@ -1,8 +1,9 @@
-"""One executor process: its environment, its pipes, its group, its end. It decides nothing.
+"""One executor process: its environment, its pipes, its process group and its end. It decides
+nothing.
 
-The parent keeps the read end of the child's standard input open beside the write end. What the
-child has not read when it dies is then still there to be counted, and that tells which requests it
-had taken: the only way to know whose fault a death was.
+The parent keeps the read end of the child's standard input open beside the write end. When the
+child dies, the bytes that it has not read are then still there and can be counted. That is the only
+way to know which requests it had taken, and so which job may have caused the death.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from ergon_framework.jobs.watchdog import Watchdog
 from ergon_framework.redaction import redacted_text
 
 CHUNK = 1 << 18
-"""Bytes of one read."""
+"""How many bytes one read asks for."""
 STDERR_TAIL_BYTES = 2048
-"""Bytes of the standard error stream that are kept to explain a death."""
+"""How many bytes of the standard error stream are kept to explain a death."""
 
 
 class ChildProcess:
@@ -43,7 +44,7 @@ class ChildProcess:
         cwd: str | None,
         watchdog: Watchdog | None = None,
     ) -> None:
-        """``watchdog`` ends its group should this process die."""
+        """If this process dies, ``watchdog`` ends the process group of the child."""
         with _PipeEnds() as pipes:
             # The reading end of the input is kept open here as well: FIONREAD on it tells how much
             # the child has not read yet, which decides whether a request was ever begun.
@@ -79,20 +80,21 @@ class ChildProcess:
         self._let_begin(begin)
         self.exit_fd = _pidfd(self.pid)
         self.status: int | None = None
-        self.queued = 0  # bytes handed to ``send``, ever
-        self.written = 0  # of those, bytes that went into the pipe
+        self.queued = 0  # bytes that were handed to ``send`` so far
+        self.written = 0  # bytes of these that went into the pipe
         self._out = bytearray()
         self._tail = bytearray()
 
     def _let_begin(self, begin: int) -> None:
-        """Let a bound command begin, now that the watchdog knows its group.
+        """Let a bound command begin, now that the watchdog knows its process group.
 
-        What it started before would outlive a worker that is killed at this point.
+        A process that the command started earlier would survive if the worker was killed just then.
         """
         try:
             if self._watchdog is not None:
-                self._watchdog.watch(self.pid)  # with start_new_session it leads its own group
-            with suppress(BrokenPipeError):  # it was killed meanwhile
+                # Started with start_new_session, it leads its own process group.
+                self._watchdog.watch(self.pid)
+            with suppress(BrokenPipeError):  # It was killed in the meantime.
                 os.write(begin, b"+")
         finally:
             os.close(begin)
@@ -105,13 +107,13 @@ class ChildProcess:
         self.queued += len(data)
 
     def flush(self) -> bool:
-        """Write what the pipe takes; whether everything was written."""
+        """Write as much as the pipe takes. Returns whether everything was written."""
         while self._out:
             try:
                 n = os.write(self.stdin, self._out)
             except BlockingIOError:
                 return False
-            except OSError:  # the child has closed its input or died, which is noticed elsewhere
+            except OSError:  # The child has closed its input or died; that is noticed elsewhere.
                 self._out.clear()
                 return True
             self.written += n
@@ -122,13 +124,17 @@ class ChildProcess:
         return True
 
     def send_control(self, line: bytes) -> None:
-        """Tell the child something beside its requests. One that does not read misses it."""
+        """Send the child a control message. A child that does not read the control descriptor
+        misses it.
+        """
         with suppress(OSError):
             os.write(self.control, line)
 
     def close_input(self) -> None:
-        """Close the child's input. The event loop must have forgotten the descriptor before."""
-        self._close("_unread")  # first, for the child sees no end while a reader is open here
+        """Close the child's input. Make the event loop forget the descriptor first."""
+        # Before the write end, because the child sees no end of its input while a reader is open
+        # here.
+        self._close("_unread")
         self._close("stdin")
 
     def taken(self) -> int:
@@ -142,7 +148,7 @@ class ChildProcess:
     # ---- reading ----
 
     def read(self, descriptor: int) -> bytes | None:
-        """What is there: bytes, nothing (None), or the end (empty)."""
+        """Read what is there: returns bytes, None for nothing yet, or empty bytes at the end."""
         try:
             return os.read(descriptor, CHUNK)
         except BlockingIOError:
@@ -166,13 +172,15 @@ class ChildProcess:
     # ---- ending ----
 
     def has_exited(self) -> bool:
-        """Whether the process has ended; then its whole group is killed and it is reaped."""
+        """Whether the process has ended. If so, its whole group is killed and the process is
+        reaped.
+        """
         if self.status is not None:
             return True
         if not _is_over(self._process):
             return False
-        # Kills what the child has started. Before reaping: until then the system cannot give the
-        # number of the group to another process.
+        # Kill what the child has started. This comes before reaping, because until then the system
+        # cannot give the number of the group to another process.
         self.signal(signal.SIGKILL)
         if self._watchdog is not None:
             self._watchdog.forget(self.pid)
@@ -244,7 +252,7 @@ def bound_to_parent(
     else:
         found = shutil.which(name, path=env.get("PATH", os.defpath)) is not None
     if not found:
-        return command  # unchanged, so that starting it raises the proper error
+        return command  # Unchanged, so that starting the program raises the usual error.
     program = (sys.executable, "-I", "-S", "-c", _BIND_TO_PARENT)
     return (*program, str(os.getpid()), str(start), *command)
 
@@ -280,7 +288,7 @@ class _PipeEnds:
         return write, read
 
     def kept(self) -> tuple[int, int]:
-        """A pipe whose two ends stay open here: the one to read, and the one to write."""
+        """A pipe whose two ends both stay open here: the reading and the writing end."""
         ends = os.pipe()
         self._ours += ends
         return ends
@@ -294,7 +302,7 @@ class _PipeEnds:
 
 
 def _pidfd(pid: int) -> int:
-    """A descriptor that becomes readable when the process ends, or -1 where there is none."""
+    """A descriptor that becomes readable when the process ends, or -1 on systems without pidfds."""
     opens: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
     if opens is None:
         return -1
@@ -323,7 +331,9 @@ def _is_over(process: subprocess.Popen[bytes]) -> bool:
 
 PREFIX = "ERGON_"
 WITHHELD = "ERGON_WITHHELD"
-"""Tells an executor which variables it did not get, so that settings that name them can be read."""
+"""The variable that tells an executor which variables were withheld, so that it can still read
+settings that name them.
+"""
 HARMLESS = frozenset(
     {
         "ERGON_CONFIG",
@@ -334,15 +344,19 @@ HARMLESS = frozenset(
         "ERGON_WORKER_ID",
     }
 )
-"""Variables of ours that executors need, and that hold no secret."""
+"""The variables of Ergon that executors need and that hold no secret."""
 BASICS = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_*", "TZ", "TMPDIR", *sorted(HARMLESS))
-"""What an executor gets with any ``pass_env``: programs do not start without it, or start oddly."""
+"""The variables that an executor gets whatever ``pass_env`` says, because programs do not start
+without them or behave oddly.
+"""
 
 
 def executor_environment(
     environ: Mapping[str, str], settings: ExecutorSettings, read_elsewhere: Iterable[str] = ()
 ) -> dict[str, str]:
-    """The environment of an executor; ``read_elsewhere``: what settings of other parts refer to."""
+    """The environment of an executor. ``read_elsewhere`` has the variables that settings of other
+    parts refer to.
+    """
     ours = {name for name in environ if name.upper().startswith(PREFIX)} - HARMLESS
     ours |= {*read_elsewhere} & environ.keys()
     kept_back = {name for name in ours if not _is_among(name, settings.pass_secrets)}

@@ -1,4 +1,4 @@
-"""A claimed job in a worker: what is known of it, and what came before it could be sent."""
+"""A claimed job in a worker: what is known of it, and what happened to it before it was sent."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=256)
 def _handler(name: str) -> str:
-    """What a job's handler is called in its executor."""
+    """The name by which the executor knows the handler of a job."""
     return route(name)[1]
 
 
 class Claim:
-    """One claimed job. The dispatcher and the store thread both look at it."""
+    """One claimed job. The dispatcher and the store thread both read it."""
 
     __slots__ = (
         *("cancel", "handler", "is_recorded", "is_written", "job", "lost", "outcome"),
@@ -50,16 +50,15 @@ class Claim:
     def __init__(self, job: ClaimedJob) -> None:
         self.job = job
         self.handler = _handler(job.handler)
-        self.is_written = False  # a request went to an executor …
+        self.is_written = False  # A request was written to an executor …
         self.is_recorded = False  # … and the store has charged the attempt
         self.written_at = 0.0
         self.lost = False  # the store says that somebody else holds it now
-        self.cancel: CancelRequest | None = None  # the store says that somebody wants it cancelled
-        self.progress: dict[str, Any] | None = (
-            None  # what its handler has said last of how far it is
-        )
-        self.span: Span | None = None  # of the attempt under way, if the job is traced
-        self.outcome: JobEvent | None = None  # it cannot be sent: this is settled instead
+        # the store reports that somebody wants the job cancelled
+        self.cancel: CancelRequest | None = None
+        self.progress: dict[str, Any] | None = None  # the progress that its handler reported last
+        self.span: Span | None = None  # the span of the attempt under way, if the job is traced
+        self.outcome: JobEvent | None = None  # the outcome to settle when the job cannot be sent
 
     def renewal(self) -> LeaseRenewal:
         """What the store needs to prolong the lease."""
@@ -67,7 +66,7 @@ class Claim:
 
 
 def progress_record(claim: Claim, report: ProgressReport, now: float) -> dict[str, Any]:
-    """A handler's report as the record of its worker has it; it belongs to one claim alone."""
+    """A handler's progress report as the worker's record holds it. It counts for one claim only."""
     message = without_nul(redacted_message(report.message[:MAX_PROGRESS_MESSAGE]))
     return {
         "fence": claim.job.fence,
@@ -78,16 +77,17 @@ def progress_record(claim: Claim, report: ProgressReport, now: float) -> dict[st
 
 
 def silence_of(heartbeat: float) -> Failed:
-    """The event of an attempt whose handler had to report so often, in seconds, and did not."""
+    """The event for an attempt whose handler had to report every so many seconds, and did not."""
     text = f"reported nothing for {heartbeat:g} s and was ended"
     return Failed(Failure(Kind.TIMEOUT, "heartbeat_timeout", text))
 
 
 def decode_claims(claims: Iterable[Claim], codec: PayloadCodec) -> None:
-    """Give claimed jobs their plain arguments; one whose cannot be read gets an outcome instead.
+    """Decode the arguments of claimed jobs. A job whose arguments cannot be read gets an outcome
+    instead.
 
-    Workers do this whatever their settings say: a handler must never be called with what a client
-    with other settings encoded.
+    Workers decode whatever their own settings say: a handler must never be called with arguments
+    that a client with other settings has encoded.
     """
     for claim in claims:
         job = claim.job
@@ -101,11 +101,11 @@ def decode_claims(claims: Iterable[Claim], codec: PayloadCodec) -> None:
 
 
 def unreadable_outcome(error: UnreadableJobError) -> Failed | HeldBack:
-    """What becomes of a job whose payload a worker cannot read.
+    """The outcome of a job whose payload a worker cannot read.
 
-    A missing key is a mistake in the settings of this worker: the job waits uncharged until they
-    are mended, or another worker has the key. An object store that is away comes back, and so may
-    an object that is missing. A damaged payload stays damaged.
+    When a key is missing, the settings of this worker are wrong: the job waits without a charge
+    until they are corrected, or until a worker that has the key takes it. An object store that
+    cannot be reached comes back, and so may a missing object. A damaged payload stays damaged.
     """
     if isinstance(error, PayloadKeyError | PayloadObjectError):
         return HeldBack(Failure(Kind.HELD, error.code, f"{error.message}; {error.remedy}"))
@@ -113,5 +113,5 @@ def unreadable_outcome(error: UnreadableJobError) -> Failed | HeldBack:
 
 
 def without_nul(text: str) -> str:
-    """What an executor says in words that every store can keep: not all of them take a NUL."""
+    """A text of an executor without NUL characters, which not every store can keep."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")

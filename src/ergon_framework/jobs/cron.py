@@ -53,15 +53,15 @@ _INTERVAL = re.compile(
 _TO_SUNDAY = re.compile(r"(?<=\w)-sun(?![a-z])", re.IGNORECASE)
 _UNITS = (86_400, 3600, 60, 1)
 _FROM = datetime(2000, 1, 1)  # noqa: DTZ001 - a wall clock has no zone
-"""Where a line is tried out: dates and weekdays meet in all their ways within the next 28 years."""
+"""Where an expression is tried out: within the next 28 years every date falls on every weekday."""
 
 
 @lru_cache(maxsize=1024)
 def read_cron(line: str, zone: str = "UTC") -> Instants:
-    """The instants that a cron line means in a time zone, or a JobError that says what is wrong.
+    """Read a cron expression into the instants that it means in a time zone. Raises JobError.
 
-    A line has five fields, or six with seconds in front, or is ``@hourly``, ``@daily``,
-    ``@weekly``, ``@monthly``, ``@yearly`` or ``@every 1h30m``.
+    An expression has five fields, or six with seconds in front, or is ``@hourly``, ``@daily``,
+    ``@weekly``, ``@monthly``, ``@yearly`` or ``@every 1h30m``. The error says what is wrong.
     """
     checked, clock = check_cron(line), check_zone(zone)
     if checked.startswith(_EVERY):
@@ -70,7 +70,7 @@ def read_cron(line: str, zone: str = "UTC") -> Instants:
 
 
 def check_cron(line: str) -> str:
-    """The line with single spaces, or a JobError that names the field that is wrong."""
+    """The expression with single spaces. Raises a JobError that names the field that is wrong."""
     if len(line) > MAX_LINE:
         raise JobError(
             f"a cron line of {len(line)} characters is too long",
@@ -91,8 +91,8 @@ def check_cron(line: str) -> str:
     # Each field by itself: cronsim says that a line is wrong, but not where.
     for position, field in enumerate(fields, start=6 - len(fields)):
         _check_field(checked, position, field)
-    # Fields may be right and have no day in common, such as the 31st of April: it would never fire,
-    # and say nothing.
+    # Each field may be right although no day fits all of them, such as the 31st of April: the
+    # schedule would never fire, and nothing would say so.
     if _first_fire(checked) is None:
         raise JobError(
             f"the cron line {checked!r} never fires",
@@ -102,10 +102,10 @@ def check_cron(line: str) -> str:
 
 
 def check_zone(name: str) -> ZoneInfo:
-    """The time zone of that name, or a JobError."""
+    """The time zone of that name. Raises JobError when there is none."""
     try:
         return ZoneInfo(name)
-    except (LookupError, ValueError, OSError):  # a directory or a path is no zone either
+    except (LookupError, ValueError, OSError):  # A directory or a path is no time zone either.
         pass
     # Read only for the error: the names of all zones are hundreds of files.
     known = {zone.lower(): zone for zone in available_timezones()}
@@ -175,7 +175,8 @@ def _multiples(period: int) -> Instants:
     """Multiples of the period since the epoch: every worker means the same ones, ever after."""
 
     def after(instant: float) -> Iterator[float]:
-        # From the epoch, not from the start of a worker: two workers must mean the same instants.
+        # Counted from the epoch, not from the start of a worker: two workers must mean the same
+        # instants.
         at = (int(instant // period) + 1) * period
         while True:
             yield float(at)

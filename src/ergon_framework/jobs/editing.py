@@ -1,8 +1,9 @@
-"""A dead-lettered job goes back with other arguments: as a new job that names where it comes from.
+"""Sends a dead-lettered job back with other arguments, as a new job that names the old one.
 
-The old job ends as cancelled, its history names the new one, and both are one commit: after a crash
-there are both or neither. A job is sent back so once. Whoever asks again, because an answer was
-lost, gets the same new job when he names it by its id, and an error that names it otherwise.
+The old job ends as cancelled, its history names the new one, and both changes are one commit: after
+a crash there are both or neither. A job is sent back in this way once. A caller that repeats the
+request, because the answer was lost, gets the same new job if it names that job's id, and otherwise
+an error that names it.
 """
 
 from __future__ import annotations
@@ -29,18 +30,20 @@ from ergon_framework.storage.urls import option_for, pasteable
 from ergon_framework.telemetry.notices import emit
 
 ORIGIN = "edited_from"
-"""The name in the metadata of a new job under which the id of the old one stands."""
+"""The name in the new job's metadata under which the id of the old job is stored."""
 _KEPT = (
     *("queue", "priority", "timeout", "max_attempts", "max_deliveries", "retry"),
     *("unique_key", "unique", "limit_key", "limit", "result_ttl", "correlation_id"),
     *("trace_context", "tags"),
 )
-"""What the new job has from the old one. Its expiry is over, and its due time is now."""
+"""What the new job takes over from the old one. Expiry and due time are not among it: the old
+expiry is over, and the new job is due now.
+"""
 _decode = msgspec.json.decode
 
 
 class JobEdit(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be changed, by whom, and under which id the new job is stored."""
+    """What to change, who asks, and the id of the new job."""
 
     args: Sequence[Any] | None = None  # None: those of the old job
     kwargs: Mapping[str, Any] | None = None  # the same
@@ -59,7 +62,7 @@ def edit_and_requeue(
     max_payload: int,
 ) -> EnqueueResult:
     """End a dead-lettered job and store another one in its place, in one commit."""
-    # Made once: an attempt that is repeated must not store a second job.
+    # Made once: a repeated attempt must not store a second job.
     wanted = edit.new_id or new_id()
 
     def attempt() -> EnqueueResult:
@@ -98,19 +101,21 @@ def edit_and_requeue(
 
 
 def _ask_again_if_edited(store: FullJobStore, job_id: str) -> None:
-    """Somebody else has just sent it back: the job that holds its key is the one it became."""
+    """Raise an error that makes the caller read again, if another caller has just sent the job
+    back: then the job that holds its unique key is the one that it became.
+    """
     if became_of(found(store, job_id)) is not None:
         raise ConflictError
 
 
 def became_of(job: Job) -> str | None:
-    """The id of the job that was stored in place of this one; None for one that was not edited."""
+    """The id of the job that was stored in place of this one; None if it was not edited."""
     found = [each for each in entries(job) if each.get("event") == EDITED]
     return str(found[-1].get("became")) if found and job.why == EDITED else None
 
 
 def latest_of(store: FullJobStore, job_id: str) -> Job:
-    """The job of that id, or the one that it became when somebody edited it, and so on."""
+    """Follow the edits of a job to the one that it has become in the end."""
     job = found(store, job_id)
     while (became := became_of(job)) is not None:
         job = found(store, became)
@@ -154,12 +159,13 @@ def _cannot(store: FullJobStore, job: Job, became: str | None) -> JobStateError:
 
 
 def _readable(job: Job, codec: PayloadCodec) -> Job:
-    """The job with plain arguments; one that needs a key or an object that is not here is refused.
+    """The job with plain arguments. Refused if that needs a key or an object that is missing.
 
-    Also where all arguments are given: they would be stored readable for everybody.
+    It is refused even when all arguments are given anew: they would be stored unencrypted.
     """
     loaded, problems = loaded_job(job, codec)
-    loaded = decoded_job(loaded, codec)  # what is only compressed needs no key
+    # A payload that is only compressed can be read without a key.
+    loaded = decoded_job(loaded, codec)
     if encoding_of(loaded.args) is None:
         return loaded
     raise JobStateError(
@@ -180,6 +186,6 @@ def _replacement(
         args, kwargs = call.args, call.kwargs
     made = new_job(job.handler, args, kwargs, max_payload=max_payload, id=wanted)
     kept = {name: getattr(job, name) for name in _KEPT}
-    # After the check of the metadata: one that is full must not keep a job from being mended.
+    # After the check of the metadata: full metadata must not prevent a job from being corrected.
     metadata = {**(job.metadata or {}), ORIGIN: job.id}
     return msgspec.structs.replace(made, **kept, metadata=metadata)

@@ -19,7 +19,7 @@ Handler = Callable[[int], None]
 
 
 class EventLoop:
-    """Waits for descriptors, for the nearest due time, and for what other threads post."""
+    """Waits for descriptors, for the nearest due time, and for calls that other threads post."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -34,19 +34,21 @@ class EventLoop:
         self.at = self.now()  # when the current turn began to handle events
 
     def watch(self, descriptor: int, events: int, handler: Handler) -> None:
-        """Call ``handler`` when the descriptor is ready; replaces what was watched before."""
+        """Call ``handler`` when the descriptor is ready; replaces an earlier handler of the
+        descriptor.
+        """
         try:
             self._selector.register(descriptor, events, handler)
         except KeyError:
             self._selector.modify(descriptor, events, handler)
 
     def forget(self, descriptor: int) -> None:
-        """Watch it no more. Call this before it is closed."""
+        """Stop watching the descriptor. Call this before it is closed."""
         with suppress(KeyError):
             self._selector.unregister(descriptor)
 
     def post(self, call: Callable[[], None]) -> None:
-        """Let the loop call this. From any thread."""
+        """Have the loop call this. May be called from any thread."""
         # The lock orders this against ``turn``: either the turn sees the call before it waits, or
         # this sees that the loop waits and wakes it. Only the first of many calls writes a byte.
         with self._lock:
@@ -57,7 +59,7 @@ class EventLoop:
         self._wake()
 
     def turn(self, until: float | None) -> None:
-        """Wait for something to happen, at most until then, and handle all of it."""
+        """Wait until something happens, at most until the given instant, and handle all of it."""
         with self._lock:
             self._is_waiting = not self._posted
         seconds = 0.0 if self._posted else None if until is None else max(0.0, until - self.now())
@@ -70,7 +72,7 @@ class EventLoop:
             self._posted.popleft()()
 
     def close(self) -> None:
-        """Let go of the descriptors of this loop itself."""
+        """Close the descriptors that belong to the loop itself."""
         self._selector.close()
         with self._lock:
             self._is_waiting = False
@@ -79,7 +81,7 @@ class EventLoop:
             self._wake_write = -1
 
     def _wake(self) -> None:
-        with suppress(OSError):  # full: it is awake already; closed: nobody waits any more
+        with suppress(OSError):  # Full: the loop is awake already. Closed: nobody waits any more.
             os.write(self._wake_write, b"!")
 
     def _drain(self, _events: int) -> None:

@@ -1,7 +1,7 @@
-"""One executor process at work: requests go in, answers come out, deadlines are watched.
+"""One executor process: sends requests, reads answers, and watches deadlines.
 
-A process knows its own requests and nothing of queues or stores. What it sees it tells its
-:class:`ProcessListener`; what should happen next it is told by the pool.
+A process knows its own requests and nothing of queues or stores. It reports what happens to its
+:class:`ProcessListener`, and the pool tells it what to do next.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ from ergon_framework.ports.dice import roll
 from ergon_framework.redaction import redacted_text
 
 spoken = logging.getLogger("ergon.executors")
-"""What executors write to their standard error streams, at level INFO, without secrets."""
+"""The logger for what executors write to their standard error streams: level INFO,
+secrets removed.
+"""
 
 DEADLINE_SLACK = 0.5
-"""Seconds an executor has to answer ``timeout`` by itself before it is ended."""
+"""Seconds beyond its timeout that an executor has to answer ``timeout`` before it is killed."""
 CONFUSED_AFTER = 5.0
 """Seconds after an answer that fits no request until the process counts as confused."""
 MAX_STRAYS = 100_000
@@ -45,17 +47,19 @@ MAX_STRAYS = 100_000
 EXIT_TIMEOUT = 1.0
 """Seconds between the end of a process's output and its own end, at most."""
 MAX_READS, FULL_READ = 16, 1 << 16
-"""Reads of one stream in one turn, and the size of a read after which there is probably more."""
+"""How often one stream is read in one turn, and the size of a read after which more is likely."""
 MAX_READY_BYTES = 1 << 20
-"""Bytes of the line on the ready descriptor; a longer one counts as it is."""
+"""How long the line on the ready descriptor may be; a longer one counts as it was read so far."""
 MAX_LINE_BYTES = 1 << 14
 """Bytes of one line of a standard error stream; a longer line is logged as several."""
 MAX_LOGGED_BYTES = 1 << 16
-"""Bytes of one read of a standard error stream that are logged: a flood must not fill the log."""
+"""How many bytes of one read of a standard error stream are logged, so that a flood does not fill
+the log.
+"""
 
 
 class EndReason(StrEnum):
-    """Why we ended a process ourselves."""
+    """Why this worker ended a process."""
 
     TIMEOUT = "timeout"
     STOP = "stop"
@@ -67,10 +71,10 @@ class EndReason(StrEnum):
 
 
 class OutputLines:
-    """The lines of a stream that is read in pieces.
+    """Splits a stream that is read in pieces into lines.
 
-    A line is logged when it is whole: in pieces, those of two processes would mix, and a secret or
-    a character that lies across two of them would not be recognized.
+    A line is logged when it is complete. Pieces of the lines of two processes would mix, and a
+    secret or a character that is split over two pieces would not be recognised.
     """
 
     def __init__(self) -> None:
@@ -78,7 +82,7 @@ class OutputLines:
         self._skips_feed = False  # the last line ended with CR; an LF that follows belongs to it
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that are whole by now."""
+        """The lines that are complete by now."""
         if self._skips_feed and data.startswith(b"\n"):
             data = data[1:]
         self._skips_feed = data.endswith(b"\r")
@@ -92,7 +96,7 @@ class OutputLines:
         return found
 
     def end(self) -> list[bytes]:
-        """The line that has no end, if there is one: no more will come."""
+        """The last line, if it did not end; no more bytes will come."""
         rest, self._rest = self._rest, b""
         return [rest] if rest else []
 
@@ -118,7 +122,9 @@ that were started together shall not be replaced together."""
 
 
 class ProcessLimits:
-    """Decides when a process is to be replaced. It has had so many jobs, or is so large or old."""
+    """Decides when a process is to be replaced: after so many jobs, at such a size, or at such an
+    age.
+    """
 
     def __init__(self, settings: ExecutorSettings, started_at: float) -> None:
         self.reason: RecycleReason | None = None
@@ -128,13 +134,13 @@ class ProcessLimits:
         self.retires_at = NEVER
         self._max_memory: float = settings.max_memory or NEVER
         early = RECYCLE_SPREAD * roll()
-        # The successor starts while the process may still be given some.
+        # The successor starts while the process may still be given some jobs.
         self._almost_all = self.max_jobs - int(settings.max_jobs * early)
         if settings.max_age:
             self.retires_at = started_at + settings.max_age * (1.0 - early)
 
     def look(self, jobs: int, now: float) -> None:
-        """Note a limit that was reached by a process that was given so many jobs."""
+        """Note when a process that was given so many jobs has reached a limit."""
         if self.reason is not None:
             return
         if jobs >= self._almost_all:
@@ -143,13 +149,15 @@ class ProcessLimits:
             self.reason = RecycleReason.MAX_AGE
 
     def look_at_memory(self, jobs: int, used: int) -> None:
-        """Note that the process has grown too large. A new one is as it is: so are all of them."""
+        """Note that the process has grown too large. If it is new, every process of the executor is
+        so large, and nothing is replaced.
+        """
         if self.reason is None and jobs and used >= self._max_memory:
             self.reason = RecycleReason.MAX_MEMORY
 
 
 class PendingRequest:
-    """One request that has been written and not been answered."""
+    """One request that was written and is not answered."""
 
     __slots__ = (
         *("begins", "cancelled_at", "claim", "deadline_at", "heartbeat", "is_overdue"),
@@ -160,22 +168,23 @@ class PendingRequest:
         self.claim = claim
         self.begins = begins  # where in the child's input the request starts
         self.timeout = timeout
-        self.deadline_at: float | None = None  # None: its time has not begun
+        self.deadline_at: float | None = None  # None: its time has not begun.
         self.is_overdue = False
         self.is_unread = False  # … and was not read before that
         self.cancelled_at: float | None = None  # when the process was told that it is cancelled
-        self.heartbeat: float | None = None  # its handler must report so often, in seconds
+        # the interval in seconds at which its handler must report
+        self.heartbeat: float | None = None
         self.silent_at = NEVER  # when it has been silent for too long …
-        self.is_silent = False  # … and was ended for it
+        self.is_silent = False  # … and was cancelled for it
 
     def heard(self, now: float) -> None:
-        """Its handler has reported, or has just begun."""
+        """Note that its handler has reported or has just begun."""
         if self.heartbeat is not None:
             self.silent_at = now + self.heartbeat
 
 
 class ProcessListener(Protocol):
-    """Is told what a process does; the pool is one."""
+    """Told by a process what happens to it. The pool is one."""
 
     def answered(self, process: ExecutorProcess, request: PendingRequest, reply: Reply) -> None:
         """An executor answered a request of ours."""
@@ -183,23 +192,23 @@ class ProcessListener(Protocol):
     def answer_unreadable(
         self, process: ExecutorProcess, request: PendingRequest, failure: Failure
     ) -> None:
-        """An executor answered a request of ours in a way that cannot be read."""
+        """The executor's answer to a request of ours cannot be read."""
 
     def strayed(self, process: ExecutorProcess, reason: str) -> None:
-        """A line fits no request."""
+        """The executor wrote a line that fits no request."""
 
     def progressed(self, request: PendingRequest, report: ProgressReport) -> None:
-        """A handler said how far its job is."""
+        """A handler reported its progress."""
 
     def became_ready(self, process: ExecutorProcess) -> None:
-        """The process said that it is ready."""
+        """The process reported that it is ready."""
 
     def exited(self, process: ExecutorProcess) -> None:
         """The process has ended, or closed its output."""
 
 
 class ExecutorProcess:
-    """A child process, its conversation, and the requests in its hands."""
+    """A child process, the protocol spoken with it, and the requests it has."""
 
     def __init__(
         self,
@@ -219,13 +228,13 @@ class ExecutorProcess:
         self.is_up = False  # it said so, took a request, or answered one
         self.has_reported = False  # that it is ready
         self.handlers: frozenset[str] | None = None
-        """What it said it can run; None: it has not said that, and is asked to run anything."""
+        """Which handlers it reported; None: it reported none, and is given every job."""
         self.is_reserved = False  # takes no more requests until a solo job can run in it
         self.is_solo = False  # runs a solo job, and nothing beside it
         self.answers = 0
-        self.given = 0  # requests, ever
+        self.given = 0  # requests given to it so far
         self.limits = ProcessLimits(settings, self.started_at)
-        self.is_relieved = False  # a successor has its place: it gets no other request
+        self.is_relieved = False  # its successor has started: it gets no other request
         self.is_broken = False  # an answer could not be used: it gets no other request
         self.end_reason: EndReason | None = None
         self.term_at: float | None = None
@@ -235,14 +244,14 @@ class ExecutorProcess:
         self._heartbeats: Mapping[str, float] = {}  # which handlers must report, and how often
         self._reports = OutputLines()
         self._hears_cancels = False  # it said that it reads the control descriptor
-        self._has_cancelled = False  # it may run a job that is to be cancelled …
+        self._has_cancelled = False  # it may have a job that is to be cancelled …
         self._is_leaving = False  # … which does not end: it gets no other request
         self._is_exit_reported = False  # the system has reported its end
         self._is_mute = False  # it has closed its output
         self._is_closing = False
         self._deadline_at = NEVER  # no request in flight has an earlier deadline
         self._strays = 0
-        # Enough to recognize a late second answer; without a bound it would grow with every job.
+        # Enough to recognise a late second answer; without a bound it would grow with every job.
         self._answered: deque[str] = deque(maxlen=64)
         self._session = OrchestratorSession(settings.response_limit)
         self._ready_text = bytearray()
@@ -268,7 +277,7 @@ class ExecutorProcess:
 
     @property
     def up_at(self) -> float:
-        """The end of its startup grace: from then on the time of its requests runs."""
+        """The end of its startup grace; from then on the time of its requests runs."""
         return self.started_at + self.settings.startup_grace
 
     @property
@@ -290,7 +299,7 @@ class ExecutorProcess:
         return self.max_in_flight - len(self.in_flight)
 
     def give(self, claim: Claim, line: bytes, timeout: float) -> None:
-        """Queue a request; :meth:`flush` sends it."""
+        """Queue a request, which :meth:`flush` sends."""
         # Taken before ``send``, which moves ``queued``: it is where this request starts.
         request = PendingRequest(claim, self.child.queued, timeout)
         # A process that is still starting may take its startup grace first; ``came_up`` sets the
@@ -306,26 +315,28 @@ class ExecutorProcess:
         self.child.send(line)
 
     def flush(self) -> None:
-        """Write what was given; the loop goes on with what does not fit into the pipe."""
+        """Write the queued requests; the loop continues with what the pipe did not take."""
         if not self.child.flush():
             self._loop.watch(self.child.stdin, WRITE, self._write_more)
 
     def look(self, now: float) -> None:
-        """Start the deadlines of requests when it is up, and escalate an end that was asked for."""
+        """Start the deadlines of requests once the process is up, and continue an end that was
+        asked for.
+        """
         if not self.is_up and self.in_flight:
             first = next(iter(self.in_flight.values()))
             # A process that says nothing of being ready is up when it reads its input: handlers in
             # any language need not know the ready descriptor.
             if now >= max(self.up_at, first.claim.written_at) or self.child.taken() > first.begins:
-                self.came_up(now)  # it reads its input, or has had its grace
+                self.came_up(now)  # It reads its input, or its grace is over.
         if self._heartbeats:
             self._cancel_silent(now)
         if self.is_broken and self.in_flight and not (self._is_mute or self._session.is_skipping):
-            self.suspect_at = None  # the endless line has ended: its other requests may finish
+            self.suspect_at = None  # The overlong line has ended: its other requests may finish.
         if self.term_at is not None and now >= self.term_at:
             self.term_at = None
             self.child.signal(signal.SIGTERM)
-            # Set when the signal is sent, not when the end was asked for: the grace belongs to the
+            # Counted from the signal, not from when the end was asked for: the grace belongs to the
             # process.
             self.kill_at = now + self.settings.kill_grace
         if self.kill_at is not None and now >= self.kill_at:
@@ -333,14 +344,15 @@ class ExecutorProcess:
             self.kill_at = now + 1.0  # again: a stopped or traced process may miss the first
 
     def next_look(self, now: float) -> float | None:
-        """When to look again at the latest."""
+        """The latest instant at which :meth:`look` must be called again."""
         if self.kill_at is not None or self.term_at is not None:
             return self.kill_at if self.term_at is None else self.term_at
-        # Requests that were answered took their deadlines along, so this one may be too early:
-        # ``overdue`` finds the first anew when it has come, and not after every turn.
+        # Requests that were answered took their deadlines with them, so this one may be too early.
+        # ``overdue`` finds the next one when it has come, instead of after every turn.
         times = [self._deadline_at] if self.in_flight and self._deadline_at < NEVER else []
         if self.in_flight and not self.is_up:
-            # Nothing wakes the loop when a child reads its pipe, so it is asked now and then.
+            # Nothing wakes the loop when a child reads its pipe, so the system is asked now and
+            # then.
             times.append(now + 0.05)
         if self.suspect_at is not None:
             times.append(self.suspect_at)
@@ -362,7 +374,7 @@ class ExecutorProcess:
         self._find_deadline()
 
     def overdue(self, now: float) -> list[PendingRequest]:
-        """Requests whose time has passed and that were not marked before."""
+        """Requests whose deadline has passed and that were not returned before."""
         if now < self._deadline_at:
             return []
         found = [
@@ -393,11 +405,11 @@ class ExecutorProcess:
             self.kill_at = now + (1.0 if at_once else self.settings.kill_grace)
 
     def was_killed(self) -> bool:
-        """Whether the process was ended by SIGKILL, asked of the system itself."""
+        """Whether the process was ended by SIGKILL; asked of the system, whoever sent it."""
         return self.child.has_exited() and self.child.status == -signal.SIGKILL
 
     def close_input(self) -> None:
-        """No more requests: let it finish and leave."""
+        """Send no more requests: the process finishes what it has and exits."""
         self._is_closing = True
         if self.child.flush():
             self._forget(self.child.stdin)
@@ -406,16 +418,18 @@ class ExecutorProcess:
             self._loop.watch(self.child.stdin, WRITE, self._write_more)
 
     def drop_lost(self) -> None:
-        """Give it no more requests if the lease of a job that it runs was lost."""
+        """Send no more requests to a process that runs a job whose lease was lost."""
         self._has_lost = self._has_lost or any(each.claim.lost for each in self.in_flight.values())
 
     @property
     def has_only_lost(self) -> bool:
-        """Whether every job in it has lost its lease. Until then the others may finish."""
+        """Whether every job in it has lost its lease. Until that is so, the other jobs
+        may finish.
+        """
         return self._has_lost and all(each.claim.lost for each in self.in_flight.values())
 
     def cancel_marked(self, now: float) -> None:
-        """Tell the process of each of its jobs that is to be cancelled."""
+        """Send the process a cancellation for each of its jobs that is to be cancelled."""
         for job_id, request in self.in_flight.items():
             if request.claim.cancel is not None and request.cancelled_at is None:
                 request.cancelled_at = now
@@ -424,17 +438,19 @@ class ExecutorProcess:
                     self.child.send_control(encode_cancel(job_id))
 
     def _bind(self, request: PendingRequest) -> None:
-        """Let the time of a handler that must report begin."""
+        """Start the time within which a handler that must report has to report."""
         request.heartbeat = self._heartbeats.get(request.claim.handler)
         request.heard(self._loop.now())
 
     def _cancel_silent(self, now: float) -> None:
-        """Tell the process to end jobs whose handlers must report and have not for too long."""
+        """Send cancellations for jobs whose handlers must report and have been silent
+        for too long.
+        """
         for job_id, request in self.in_flight.items():
             if request.is_silent or request.silent_at > now:
                 continue
             if request.begins >= self.child.taken():
-                request.heard(now)  # it has not begun
+                request.heard(now)  # Its time has not begun.
                 continue
             request.is_silent = True
             request.silent_at = NEVER
@@ -450,9 +466,9 @@ class ExecutorProcess:
         return silence_of(request.heartbeat or 0.0)
 
     def has_only_cancelled(self, now: float) -> bool:
-        """Whether it has nothing in hand but cancelled jobs, and one of them does not end.
+        """Whether it has only cancelled jobs, one of which does not end.
 
-        While it has others, they may finish; it gets no more of them.
+        While it has other jobs these may finish, but it gets no new ones.
         """
         if not self._has_cancelled:
             return False
@@ -465,22 +481,24 @@ class ExecutorProcess:
         return [each for each in self.in_flight.values() if each.cancelled_at is not None]
 
     def _cancel_until(self, request: PendingRequest) -> float:
-        """How long a cancelled job may take to end by itself: no time where nobody tells it."""
+        """How long a cancelled job may take to end; no time in a process that cannot be told."""
         grace = self.settings.kill_grace if self._hears_cancels else 0.0
         return (request.cancelled_at or 0.0) + grace
 
     def retire(self, now: float) -> None:
-        """Close its input, now that it has reached a limit, and end it if it does not leave."""
+        """Close the input of a process that has reached a limit, and end it if it does not exit."""
         if self.end_reason is None:
             self.end_reason = EndReason.RECYCLED
             self.close_input()
             self.term_at = now + self.settings.leaves_within
 
     def finish_requests(self) -> list[tuple[PendingRequest, JobEvent]]:
-        """The process has ended: read what it wrote last, and decide each request in flight."""
+        """After the process has ended: read what it wrote last, and decide about each request in
+        flight.
+        """
         # The order matters: answers first, then the rest of standard error, and only then is it
         # decided what the unanswered requests died of.
-        self.suspect_at = None  # answers that it wrote before its end count, whatever it did
+        self.suspect_at = None  # Answers that it wrote before its end count, however it ended.
         self._read_stdout(READ)
         for frame in self._session.end():
             self._take(frame)
@@ -515,7 +533,7 @@ class ExecutorProcess:
         if request.cancelled_at is not None and self.end_reason is EndReason.CANCELLED:
             text = "its cancellation was requested, and its process was ended"
             return Failed(Failure(Kind.CANCELLED, "cancelled", text))
-        # Before the reasons below: a job that ran out of time is charged for that, also when the
+        # Before the reasons below: a job whose time was over is charged for that, even if the
         # process was ended for another reason since.
         if request.is_overdue:
             return self.expired(request)
@@ -532,9 +550,10 @@ class ExecutorProcess:
             EndReason.LEASE_LOST,
             EndReason.CANCELLED,
         ):
-            return Released()  # the process was ended because of another request, or by us
+            # The process was ended because of another request, or by this worker.
+            return Released()
         how = self.how_it_ended()
-        # A request that the child never read was not begun, so the job loses no attempt.
+        # A request that the child never read was not begun, so the job is not charged an attempt.
         if is_read and self.end_reason is not EndReason.NOT_UP:
             return ProcessDied(was_alone=is_alone, detail=how)
         reason = with_reason(how, self.child.stderr_tail)
@@ -542,7 +561,7 @@ class ExecutorProcess:
 
     @staticmethod
     def expired(request: PendingRequest) -> Failed | Unread:
-        """The event of a request past its deadline: unread ones are not charged."""
+        """The event for a request past its deadline; unread requests are not charged."""
         if request.is_unread:
             return Unread(request.timeout)
         text = f"ran longer than its {request.timeout:g} s and was ended"
@@ -551,7 +570,7 @@ class ExecutorProcess:
     def kept_output(self) -> str | None:
         """The last lines of its standard error, if ``keep_output`` asks for them.
 
-        Only of a process that was given one request: else they may be about another job.
+        Only of a process that was given one request: otherwise they may be about another job.
         """
         most = self.settings.keep_output
         if not most or self.given != 1:
@@ -579,7 +598,8 @@ class ExecutorProcess:
         self._listener.exited(self)
 
     def _read_stdout(self, _events: int) -> None:
-        for _ in range(MAX_READS):  # a flood must not keep the loop from its other children
+        # A flood of output must not keep the loop from its other children.
+        for _ in range(MAX_READS):
             data = self.child.read(self.child.stdout)
             if data is None:
                 return
@@ -588,13 +608,13 @@ class ExecutorProcess:
                 return
             for frame in self._session.feed(data):
                 self._take(frame)
-            # A short read means that the pipe is empty; asking again would cost a system call per
-            # answer.
+            # A short read means that the pipe is empty; reading again would cost a system call for
+            # every answer.
             if len(data) < FULL_READ or self.suspect_at is not None:
                 return
 
     def _fell_silent(self) -> None:
-        """Handle the end of its output: most often the process has ended too; if not, end it."""
+        """Handle the end of its output. Usually the process has ended, too; if not, end it."""
         self._forget(self.child.stdout)
         self._is_mute = True
         self.suspect_at = self._loop.now() + EXIT_TIMEOUT
@@ -628,11 +648,11 @@ class ExecutorProcess:
             name = read[0] if len(read) == 1 else None
         request = None if name is None else self.in_flight.pop(name, None)
         if request is not None and name is not None:
-            # Its framing cannot be trusted any more. The other requests may finish, and nothing new
-            # is given to it.
+            # Where its lines begin and end is not certain any more. The other requests may finish,
+            # and it gets no new ones.
             self.is_broken = True
             self._done(name)
-            if is_long and self.in_flight:  # unless the line ends before that
+            if is_long and self.in_flight:  # Unless the line ends before that.
                 self.suspect_at = self._loop.now() + self._confused_after
             code = "response_too_large" if is_long else "protocol_violation"
             text = f"the executor's answer cannot be used: {stray.reason}"
@@ -679,14 +699,15 @@ class ExecutorProcess:
             for line in self._reports.feed(data):
                 report = reported_progress(line)
                 request = None if report is None else self.in_flight.get(report.job_id)
-                if request is not None and report is not None:  # else it was answered meanwhile
+                # Otherwise it was answered in the meantime.
+                if request is not None and report is not None:
                     request.heard(self._loop.at)
                     self._listener.progressed(request, report)
 
     def lacks(self, handler: str) -> bool:
-        """Whether it has said what it can run, and this is none of it.
+        """Whether the process reported its handlers, and this one is not among them.
 
-        What it has said since the last turn is read first: it may have answered a request that it
+        What it reported since the last turn is read first: it may have answered a request that it
         was given before it was up.
         """
         if self.handlers is None and self._is_ready_awaited:
@@ -710,8 +731,8 @@ class ExecutorProcess:
             self._heartbeats = _heartbeats(bytes(self._ready_text))
             for request in self.in_flight.values():
                 self._bind(request)
-            # A number in the settings goes before what the executor says of itself: an operator may
-            # want less.
+            # A number in the settings takes precedence over what the executor reports, because an
+            # operator may want less.
             if not self.settings.sets_max_in_flight:
                 self.max_in_flight = max(
                     self.max_in_flight, _wanted_in_flight(bytes(self._ready_text))
@@ -736,7 +757,7 @@ class ExecutorProcess:
 
 
 def with_reason(how: str, stderr_tail: str) -> str:
-    """How a process ended, and the last line that it wrote: mostly that says why."""
+    """How a process ended, with the last line that it wrote, which usually says why."""
     line = one_sentence(one_line(stderr_tail.rpartition("\n")[2]))
     return f"{how}: {line}" if line else how
 
@@ -754,7 +775,9 @@ def _log_lines(lines: Sequence[bytes]) -> None:
 
 
 def _says_ready(text: bytes) -> bool | None:
-    """Any line counts, unless it is JSON that says otherwise; None without a word."""
+    """Whether the line reports readiness. Every line does, unless it is JSON that says otherwise;
+    None without a line.
+    """
     line = text.strip()
     try:
         said = json.loads(line)
@@ -764,12 +787,12 @@ def _says_ready(text: bytes) -> bool | None:
 
 
 def _hears_cancels(text: bytes) -> bool:
-    """Whether a process says that it reads cancellations from the control descriptor."""
+    """Whether a process reports that it reads cancellations from the control descriptor."""
     return _report(text).get("cancels") is True
 
 
 def _handlers(text: bytes) -> frozenset[str] | None:
-    """Which handlers a process says that it has; None where it does not say so."""
+    """Which handlers a process reports; None if it reports none."""
     said = _report(text).get("handlers")
     if not isinstance(said, list) or not all(isinstance(name, str) for name in said):
         return None
@@ -777,7 +800,7 @@ def _handlers(text: bytes) -> frozenset[str] | None:
 
 
 def _heartbeats(text: bytes) -> dict[str, float]:
-    """Which handlers of a process must report, and how often."""
+    """Which handlers of a process must report progress, and how often."""
     said = _report(text).get("heartbeats")
     found = said.items() if isinstance(said, dict) else ()
     return {
@@ -788,7 +811,7 @@ def _heartbeats(text: bytes) -> dict[str, float]:
 
 
 def _report(text: bytes) -> dict[str, Any]:
-    """What a process says of itself when it is ready; nothing where that is no JSON object."""
+    """What a process reports of itself when it is ready; empty if that is no JSON object."""
     try:
         said = json.loads(text)
     except ValueError:
@@ -797,7 +820,7 @@ def _report(text: bytes) -> dict[str, Any]:
 
 
 def _wanted_in_flight(text: bytes) -> int:
-    """How many requests a process says that it can have in hand; 0 where it says nothing."""
+    """How many requests a process wants at once; 0 if it does not say."""
     wanted = _report(text).get("max_in_flight")
     if isinstance(wanted, bool) or not isinstance(wanted, int):
         return 0

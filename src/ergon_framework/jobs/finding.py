@@ -1,4 +1,4 @@
-"""Which jobs are meant: the words of a filter, checked, as the search that stores take."""
+"""Checks the fields of a job filter, and turns it into the search that stores take."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ergon_framework.ports.jobstore import Search
 
 
 class JobFilter(TypedDict, total=False):
-    """Which jobs are meant. Every word that is given must match; None: as if left out."""
+    """A filter of jobs. Every field that is given must match; None is as if it was left out."""
 
     status: str | Iterable[str] | None
     """One state, or several."""
@@ -37,14 +37,14 @@ class JobFilter(TypedDict, total=False):
     error: str | None
     """The code of the last error, such as ``TimeoutError``, or its kind, such as ``timeout``."""
     since: float | datetime | str | None
-    """Created then or later."""
+    """Only jobs that were created then or later."""
     until: float | datetime | str | None
-    """Created before then."""
+    """Only jobs that were created before then."""
     ids: Iterable[str] | None
 
 
 def search_of(search: Search | None, given: Mapping[str, Any]) -> Search:
-    """The search that a filter describes, within another one if there is one."""
+    """The search that a filter describes, combined with another search if one is given."""
     fields: dict[str, Any] = {}
     for field, value in given.items():
         found = _FIELDS.get(field)
@@ -58,9 +58,9 @@ def search_of(search: Search | None, given: Mapping[str, Any]) -> Search:
 
 
 def refuse_empty(given: Mapping[str, Any], found: Search) -> None:
-    """Raise JobError for a list of nothing, before many jobs are changed.
+    """Raise JobError for an empty list, before many jobs are changed.
 
-    It would match every job, and whoever computes a list means none when it is empty.
+    It would match every job, and a caller that computes a list means no job when it is empty.
     """
     for field in ("ids", "tags", "status", "metadata"):
         if given.get(field) is not None and not getattr(found, _FIELDS[field][0]):
@@ -72,7 +72,7 @@ def refuse_empty(given: Mapping[str, Any], found: Search) -> None:
 
 
 def whole_or_none(limit: Any, field: str = "limit") -> int | None:
-    """A number of jobs that somebody gives; None: all that match."""
+    """Check how many jobs are to be changed; None: all that match."""
     if limit is None:
         return None
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
@@ -115,4 +115,4 @@ _FIELDS: dict[str, tuple[str, FieldCheck]] = {
     "until": ("until", instant),
     "ids": ("ids", _ids),
 }
-"""By the word: the field of a search, and what may stand in it."""
+"""For each field of a filter: the field of the search, and which values it takes."""

@@ -1,4 +1,4 @@
-"""A flow that was enqueued: asking about it, deciding about it, and waiting for its end."""
+"""Reads a stored flow, applies an operator's decisions to it, and waits for its end."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ else:
 T = TypeVar("T")
 
 PURGED_AT_ONCE = 1_000
-"""Steps that one transaction deletes."""
+"""How many steps one transaction deletes."""
 
 _REFUSED: dict[type[FlowEvent], tuple[str, str]] = {
     CancelFlow: ("cannot be cancelled", "only a flow that has not ended can"),
@@ -82,7 +82,7 @@ _NOT_TAKEN: dict[SignalOutcome, tuple[str, str]] = {
 
 
 def flows_of(store: FullJobStore) -> FlowStore:
-    """The flows of a store; a JobError where it keeps none."""
+    """The flows of a store. Raises JobError if the store keeps none."""
     flows: FlowStore | None = getattr(store, "flows", None)
     if flows is None:
         raise JobError(
@@ -94,7 +94,9 @@ def flows_of(store: FullJobStore) -> FlowStore:
 
 @contextmanager
 def hints_for(store: FullJobStore) -> Iterator[None]:
-    """Name the store in the commands that its errors suggest: a store does not know its address."""
+    """Add the store's URL to the commands that its errors suggest; a store does not
+    know its URL.
+    """
     try:
         yield
     except (JobNotFoundError, JobStateError) as error:
@@ -105,7 +107,7 @@ def hints_for(store: FullJobStore) -> Iterator[None]:
 
 
 class StoreClient(Protocol):
-    """The client that a flow is asked about with."""
+    """The client that a flow uses to reach its store."""
 
     store: FullJobStore
     settings: job_settings.JobsSettings
@@ -116,12 +118,12 @@ class StoreClient(Protocol):
 
 
 class AsyncStoreClient(Protocol):
-    """The same for event loops."""
+    """Like ``StoreClient``, for event loops."""
 
     async def of_flow(
         self, flow_id: str, ask: Callable[[EnqueuedFlow], T], *, waits: bool = False
     ) -> T:
-        """Ask a flow something, in another thread; one of its own if it may take long."""
+        """Ask a flow something in another thread: in one of its own if that may take long."""
 
 
 class EnqueuedId(str):
@@ -157,7 +159,7 @@ class EnqueuedFlow(EnqueuedId):
         return found_flow(self._client.store, self).status
 
     def show(self) -> Flow:
-        """The whole record of the flow, with the counts of its steps."""
+        """The record of the flow, with the counts of its steps."""
         return found_flow(self._client.store, self)
 
     def steps(self) -> list[Job]:
@@ -174,19 +176,19 @@ class EnqueuedFlow(EnqueuedId):
         return flow_result(self._client.store, flow)
 
     def cancel(self) -> FlowStatus:
-        """Cancel the steps that wait; those that run end by themselves."""
+        """Cancel the steps that wait; steps that run go on to their end."""
         return decide(self._client.store, self, CancelFlow()).status
 
     def retry(self) -> FlowStatus:
-        """Try the steps again that failed or were cancelled."""
+        """Run the steps again that failed or were cancelled."""
         return decide(self._client.store, self, RetryFlow()).status
 
     def skip(self) -> FlowStatus:
-        """Go on without the steps that failed."""
+        """Continue without the steps that failed."""
         return decide(self._client.store, self, SkipFailed()).status
 
     def purge(self) -> None:
-        """Delete the flow with its steps; only one that has ended can be."""
+        """Delete the flow with its steps. Only a flow that has ended can be deleted."""
         purge_flow(self._client.store, self)
 
     def signal(self, name: str, value: Any = None) -> None:
@@ -229,15 +231,15 @@ class AsyncEnqueuedFlow(EnqueuedId):
         return await self._client.of_flow(self, EnqueuedFlow.cancel)
 
     async def retry(self) -> FlowStatus:
-        """Try the steps again that failed or were cancelled."""
+        """Run the steps again that failed or were cancelled."""
         return await self._client.of_flow(self, EnqueuedFlow.retry)
 
     async def skip(self) -> FlowStatus:
-        """Go on without the steps that failed."""
+        """Continue without the steps that failed."""
         return await self._client.of_flow(self, EnqueuedFlow.skip)
 
     async def purge(self) -> None:
-        """Delete the flow with its steps; only one that has ended can be."""
+        """Delete the flow with its steps. Only a flow that has ended can be deleted."""
         await self._client.of_flow(self, EnqueuedFlow.purge)
 
     async def signal(self, name: str, value: Any = None) -> None:
@@ -246,7 +248,7 @@ class AsyncEnqueuedFlow(EnqueuedId):
 
 
 def found_flow(store: FullJobStore, flow_id: str) -> Flow:
-    """The flow of that id; raises JobNotFoundError."""
+    """The flow of that id. Raises JobNotFoundError."""
     wanted = str(flow_id)
     flow = flows_of(store).find(wanted) if is_storable(wanted) else None
     if flow is None:
@@ -268,9 +270,9 @@ def decide(
     seconds: float = math.inf,
     ticks: Callable[[], float] = time.monotonic,
 ) -> Flow:
-    """Cancel, retry or skip; raises JobStateError where the flow is not in a state for it.
+    """Cancel, retry or skip. Raises JobStateError if the state of the flow does not allow it.
 
-    Steps that are not done after so many ``seconds`` are left to workers.
+    Steps that are not finished after so many ``seconds`` are left to workers.
     """
     until = ticks() + seconds
     flows = flows_of(store)
@@ -287,11 +289,11 @@ def decide(
             remedy=remedy,
             details={"flow_id": flow.id, "status": flow.status.value},
         ) from error
-    # Workers would do the rest, too: they may be few, busy or away.
+    # Workers would do the rest, too, but they may be few, busy or stopped.
     is_swept = False
     while ticks() < until and flows.sweep(changed.id):
         is_swept = True
-    # It is changed also where somebody has deleted it since.
+    # The flow was changed, even if somebody has deleted it since.
     return (flows.find(str(flow_id)) or changed) if is_swept else changed
 
 
@@ -332,17 +334,19 @@ def purge_flow(
             if ticks() >= until:
                 return
         if not flow.status.is_final:
-            return  # somebody brought it back meanwhile
+            return  # Somebody has brought it back meanwhile.
 
 
 def send_signal(
     store: FullJobStore, flow_id: str, name: str, value: Any, *, max_payload: int
 ) -> None:
-    """Complete the step that waits for a signal, or keep it for the first that will."""
+    """Complete the step that waits for a signal, or keep the value for the step that will wait for
+    it.
+    """
     name = name_of("signal", name)
     text = encode_value("value", value)
     refuse_marked_value(text)
-    if len(text) > max_payload:  # it becomes an argument of the step that follows
+    if len(text) > max_payload:  # The value becomes an argument of the step that follows.
         raise JobError(
             f"value takes {len(text):,} bytes of JSON, and the limit is {max_payload:,}",
             remedy="keep the data elsewhere and pass where it is, or raise max_payload in [jobs]",
@@ -364,7 +368,9 @@ def send_signal(
 
 
 def _earlier_outcome(store: FullJobStore, flow_id: str, name: str, text: bytes) -> SignalOutcome:
-    """What became of a signal whose step does not wait any more: who lost the answer asks again."""
+    """What became of a signal whose step waits no more. A caller whose answer was lost
+    asks again.
+    """
     completed = (JobStatus.COMPLETED,)
     search = Search(flow=flow_id, handler=f"{SIGNAL_PREFIX}{name}", statuses=completed)
     for step in store.search(search, 2):
@@ -388,7 +394,7 @@ def wait_for_flow(
     until = None if timeout is None else now() + timeout
     with closing(shared.join()) as waiter:
         while True:
-            flow = found_flow(store, flow_id)  # after subscribing, so that no end is missed
+            flow = found_flow(store, flow_id)  # After subscribing, so that no end is missed.
             if flow.status.is_final:
                 return flow
             left = POLL_INTERVAL if until is None else min(POLL_INTERVAL, until - now())
@@ -408,9 +414,9 @@ def _timed_out(store: FullJobStore, flow: Flow, timeout: float | None) -> Result
 
 
 def flow_result(store: FullJobStore, flow: Flow) -> Any:
-    """What a completed flow returned; raises JobFailedError for one that ended otherwise.
+    """What a completed flow returned. Raises JobFailedError for a flow that ended otherwise.
 
-    As for a job, a result that was erased is an error, and not None.
+    As with a job, a result that was erased raises an error and is not None.
     """
     if flow.status is FlowStatus.COMPLETED:
         source = msgspec.json.decode(flow.plan).get("result")

@@ -1,6 +1,7 @@
-"""What was written where a chain or a group takes its steps, and what to write instead.
+"""Error messages for values that are no steps of a chain or group: what was given, and what to
+write instead.
 
-But for :func:`refuse_spent`, nothing here is asked before there is a mistake.
+But for :func:`refuse_spent`, nothing here is called unless there is a mistake.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _RAN = "a handler that is called runs here and now, and its result is no step"
 
 
 def no_part(given: Any, kind: str, number: int) -> FlowPartError:
-    """What stands in a chain or group and is no step; ``number`` counts from 1, 0 is ``then``."""
+    """The error for a value in a chain or group that is no step. ``number`` counts from 1; 0 is
+    ``then``.
+    """
     place = f"part {number} of a {kind}" if number else f"then of a {kind}"
     problem, remedy = _mistake(given)
     return FlowPartError(
@@ -28,7 +31,7 @@ def no_part(given: Any, kind: str, number: int) -> FlowPartError:
 
 
 def no_list(given: Any) -> FlowPartError:
-    """A group was given something else than a list of its parts."""
+    """The error for a group that was given something other than a list of its parts."""
     what = {str: "one text", dict: "one dict", type(None): "None"}.get(type(given), "")
     return FlowPartError(
         f"a group takes a list of steps, and was given {what or _mistake(given)[0]}",
@@ -38,7 +41,9 @@ def no_list(given: Any) -> FlowPartError:
 
 
 def refuse_spent(parts: Any) -> None:
-    """Refuse a generator that was used before: it has no steps left, as an empty list has none."""
+    """Refuse a generator that was used before. It has no steps left, and would count as an empty
+    list.
+    """
     if type(parts) is GeneratorType and getgeneratorstate(parts) == GEN_CLOSED:
         raise FlowPartError(
             "a group takes a list of steps, and was given a generator that was used before",
@@ -48,7 +53,7 @@ def refuse_spent(parts: Any) -> None:
 
 
 def _mistake(given: Any) -> tuple[str, str]:
-    """What it is, and what to write instead."""
+    """What the value is, and what to write instead."""
     if isinstance(given, EnqueuedId):
         what = "flow" if "Flow" in type(given).__name__ else "job"
         waits = "handler.options(after=[job]).enqueue(...) waits for a job that is there"
@@ -59,13 +64,13 @@ def _mistake(given: Any) -> tuple[str, str]:
         return "an iterator", _SEVERAL
     if isinstance(given, Coroutine):
         title = getattr(given, "__qualname__", "")
-        # That of a method, such as aenqueue, is not the name of a handler.
+        # The name of a method, such as aenqueue, is not the name of a handler.
         is_method = "." in title and not title.rpartition(".")[0].endswith("<locals>")
         name = "handler" if is_method or not title else title.rpartition(".")[2]
-        given.close()  # or Python would warn that nobody awaits it
+        given.close()  # Closed, or Python would warn that it was never awaited.
         return f"a coroutine: {_RAN}", f"write {name}.step(...) instead of {name}(...)"
     if isinstance(given, MethodType):
-        # A method of a handler, whose owner bears the name of its function.
+        # A method of a handler, whose owner has the name of its function.
         owner = getattr(given.__self__, "__name__", "")
         call = f"{owner}.step(...)" if owner else f"app.{given.__name__}(...)"
         return f"the method {given.__name__}, which is not called", f"write {call}"

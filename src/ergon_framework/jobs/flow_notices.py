@@ -1,8 +1,8 @@
-"""Notices of flows: what the end of a step that failed or was cancelled has made of its flow.
+"""Builds the notices of flows: how the end of a step that failed or was cancelled changed its flow.
 
 The store decides that within the settlement, and answers only whether the settlement was applied.
-So whoever settled such a step asks for its flow, and only when somebody listens: steps that
-complete cost nothing.
+So the worker that settled such a step reads the flow afterwards, and only when somebody listens.
+Steps that complete cost nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def flow_notices(
     flows: FlowStore | None = getattr(store, "flows", None)
     if not ids or flows is None or not any(map(has_listeners, set(NOTICE_OF_FLOW.values()))):
         return
-    searched = cast("FullJobStore", store)  # as every store is that keeps flows
+    searched = cast("FullJobStore", store)  # Every store that keeps flows has these methods.
     try:
         steps = {
             job.step.flow_id: job.id
@@ -43,7 +43,7 @@ def flow_notices(
             if job.step is not None
         }
         found = [(flows.find(flow_id), job_id) for flow_id, job_id in steps.items()]
-    except StoreError as error:  # the settlement is stored; only the notice is lost
+    except StoreError as error:  # The settlement is stored; only the notice is lost.
         logger.warning("what became of the flows of failed steps is not known: %s", error)
         return
     for flow, job_id in found:

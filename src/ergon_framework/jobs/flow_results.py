@@ -1,4 +1,6 @@
-"""Results of steps as arguments of others, read when a worker has claimed what uses them."""
+"""Puts the results of steps into the arguments of the steps that use them, when a worker has
+claimed these.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,13 @@ Results = Mapping[str, bytes | None]
 ReadResults = Callable[[Sequence[str]], Results]
 
 MAX_ARGUMENTS = MAX_LINE - 64 * 1024
-"""Bytes of arguments that are sent to one step, results of others included: an executor reads no
-longer line, and there is more in it."""
+"""Bytes of the arguments that one step is sent, results of other steps included. An executor reads
+no longer line, and the line holds more than the arguments.
+"""
 MAX_TOGETHER = 16
-"""Results that a step may use so that they are read together with those of other steps: with more,
-the results of several steps would be held in memory at once."""
+"""How many results a step may use for these to be read together with those of other steps. With
+more, the results of several steps would be in memory at once.
+"""
 _encode = msgspec.json.Encoder().encode
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -32,7 +36,7 @@ _NULL = b"null"
 
 
 def value_of(source: Any, flow_id: str, results: Results) -> bytes:
-    """The JSON of a source; a step that left no result is null."""
+    """The JSON of a result; null for a step without a result."""
     if isinstance(source, list):
         parts = [value_of(each, flow_id, results) for each in from_runs(source)]
         return b"[" + b",".join(parts) + b"]"
@@ -41,7 +45,7 @@ def value_of(source: Any, flow_id: str, results: Results) -> bytes:
 
 
 def with_results(job: ClaimedJob, results: Results) -> ClaimedJob:
-    """The job with the results in the places that it left for them."""
+    """The job with the results in the places that are kept for them in its arguments."""
     args, kwargs = _items(job.args), _fields(job.kwargs)
     for place, source in job.uses:
         value = msgspec.Raw(value_of(source, job.flow_id or "", results))
@@ -53,9 +57,9 @@ def with_results(job: ClaimedJob, results: Results) -> ClaimedJob:
 
 
 def hand_over(claims: Sequence[Claim], read: ReadResults | None) -> None:
-    """Put results into the arguments of claimed steps; one that cannot be had ends the claim.
+    """Put results into the arguments of claimed steps. A result that cannot be read ends the claim.
 
-    A store that is away gives the jobs back without a charge.
+    When the store cannot be reached, the jobs are given back without a charge.
     """
     wanted = [
         (claim, _result_ids(claim.job))
@@ -79,21 +83,22 @@ def hand_over(claims: Sequence[Claim], read: ReadResults | None) -> None:
         size = sum(len(results.get(each) or b"") for each in ids)
         if size <= MAX_ARGUMENTS:
             claim.job = with_results(job, results)
-            size = len(claim.job.args) + len(claim.job.kwargs)  # one may be used more than once
+            # A result may be used more than once.
+            size = len(claim.job.args) + len(claim.job.kwargs)
         if size > MAX_ARGUMENTS:
             claim.outcome = _too_large(size)
 
 
 def _result_ids(job: ClaimedJob) -> list[str]:
-    """The jobs whose results a step takes."""
+    """The ids of the jobs whose results a step uses."""
     flow_id = job.flow_id or ""
     return [each for _, source in job.uses or () for each in used_ids(source, flow_id)]
 
 
 def _read_together(asked: Sequence[Sequence[str]], read: ReadResults | None) -> Results:
-    """The results for several steps in one look at the store; nothing where one cannot be had.
+    """Read the results for several steps in one query; nothing if one of them cannot be read.
 
-    Steps of chains use one result each, and a look costs more than all the rest of such a step.
+    Steps of chains use one result each, and a query costs more than the rest of such a step.
     """
     if len(asked) < 2:
         return {}
@@ -102,7 +107,7 @@ def _read_together(asked: Sequence[Sequence[str]], read: ReadResults | None) -> 
     except (
         StoreError,
         ResultsTooLargeError,
-    ):  # then each step is looked at by itself, and has its own outcome
+    ):  # Then each step is read by itself and has an outcome of its own.
         return {}
 
 

@@ -1,4 +1,4 @@
-"""What a flow or one of its steps waits for, in plain words from what is recorded."""
+"""Explains what a flow, or one of its steps, waits for, in sentences made from what is recorded."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ergon_framework.ports.jobstore import FlowStore, FullJobStore, Job, Search
 from ergon_framework.storage.urls import pasteable
 
 MAX_NAMED = 3
-"""Steps that are named one by one."""
+"""How many steps are named one by one."""
 MAX_LOOKED_AT = 1_000
-"""Steps of one join that are looked at."""
+"""How many steps of one join are read."""
 
 
 def flow_view(flow: Flow) -> dict[str, Any]:
-    """Everything there is to know about a flow but its steps."""
+    """Everything that is known of a flow except its steps."""
     state = flow.state
     return {
         "id": flow.id,
@@ -45,7 +45,7 @@ def flow_view(flow: Flow) -> dict[str, Any]:
 
 
 def total(flow: Flow) -> int:
-    """How many steps it has."""
+    """How many steps the flow has."""
     state = flow.state
     return state.unfinished + state.completed + state.failed + state.cancelled
 
@@ -54,7 +54,7 @@ def total(flow: Flow) -> int:
 
 
 def what_a_step_waits_for(job: Job, store: FullJobStore, options: str) -> StepWhy:
-    """Whom a step waits for, and which flow it belongs to."""
+    """Which flow a step belongs to, and which steps it waits for."""
     flows: FlowStore | None = getattr(store, "flows", None)
     step = job.step
     if step is None or flows is None or (flow := flows.find(step.flow_id)) is None:
@@ -76,7 +76,7 @@ def what_a_step_waits_for(job: Job, store: FullJobStore, options: str) -> StepWh
 
 
 def _stopped(job: Job, flow: Flow, options: str) -> Iterator[str]:
-    """What becomes of a step whose flow stops."""
+    """What happens to a step of a flow that stops."""
     if job.status in (JobStatus.PENDING, JobStatus.RETRYING):
         yield "Its flow was stopped: no worker starts it any more, and it is cancelled."
     elif job.status is JobStatus.ACTIVE:
@@ -116,7 +116,7 @@ def _signal(job: Job, flow: Flow, now: float, options: str) -> Iterator[str]:
 
 
 def _order(job: Job) -> tuple[bool, Any]:
-    """Those that failed first: they are why nothing happens."""
+    """Failed steps first, because they are the reason why nothing happens."""
     return not job.status.is_final, job.key
 
 
@@ -135,7 +135,7 @@ def _standing(job: Job) -> str:
 
 
 def explain_flow(flow: Flow, store: FullJobStore, options: str) -> list[str]:
-    """Sentences: how far it is, what it waits for, and what can be done about it."""
+    """Sentences that say how far a flow is, what it waits for, and what can be done about it."""
     return list(_explained(flow, store, options))
 
 
@@ -164,7 +164,7 @@ def _explained(flow: Flow, store: FullJobStore, options: str) -> Iterator[str]:
 
 
 def _superseded(flow: Flow, store: FullJobStore) -> Iterator[str]:
-    """The steps that a retry leaves where they are."""
+    """Steps that a retry does not run again."""
     cancelled = store.search(Search(flow=flow.id, statuses=(JobStatus.CANCELLED,)), MAX_LOOKED_AT)
     for each in islice((job for job in cancelled if job.why in SUPERSEDED), MAX_NAMED):
         yield (
@@ -189,7 +189,7 @@ def _decisions(flow: Flow, options: str) -> Iterator[str]:
 
 
 def _missing(flow: Flow, store: FullJobStore) -> str | None:
-    """A step that was erased and without which the flow cannot go on; while it does, none is."""
+    """An erased step without which a stopped flow cannot go on; None while the flow goes on."""
     if flow.status not in (FlowStatus.FAILED, FlowStatus.CANCELLED):
         return None
     missing = missing_for_retry(store, flow.id)
@@ -197,7 +197,7 @@ def _missing(flow: Flow, store: FullJobStore) -> str | None:
 
 
 def _under_way(flow: Flow, store: FullJobStore, options: str) -> Iterator[str]:
-    """The steps that have begun, a few by name and the others by number, and those that wait."""
+    """Steps that have begun, a few by name and the rest by number, and steps that wait."""
     named: list[Job] = []
     others: list[str] = []
     waiting = flow.state.unfinished
@@ -225,7 +225,7 @@ def _under_way(flow: Flow, store: FullJobStore, options: str) -> Iterator[str]:
 
 
 def plan_tree(flow: Flow) -> Mapping[str, Any]:
-    """The steps of a flow as they were planned; an empty one where the plan cannot be read."""
+    """The steps of a flow as they were planned; an empty tree if the plan cannot be read."""
     try:
         tree = msgspec.json.decode(flow.plan, type=dict[str, Any]).get("tree")
     except (ValueError, msgspec.MsgspecError):
@@ -234,7 +234,7 @@ def plan_tree(flow: Flow) -> Mapping[str, Any]:
 
 
 def tree_of(flow: Flow, steps: Sequence[Job]) -> list[str]:
-    """The flow as it was written, one line for each part, with how its steps stand."""
+    """The flow as it was written, one line for each part, with the states of its steps."""
     tree = plan_tree(flow)
     by_id = {job.id: job for job in steps}
     lines = list(_lines(tree, flow.id, by_id, 0))

@@ -42,7 +42,7 @@ from ergon_framework.ports.usage import shows
 T = TypeVar("T")
 
 MAX_SHOWN = 100
-"""Parts of one group that the plan of a flow names; the others are counted."""
+"""How many parts of one group the plan of a flow names; the others are counted."""
 _encode = msgspec.json.Encoder().encode
 _NOT_OF_STEPS = ("id", "unique", "on_duplicate", "after", "on_failure")
 _on_failure = choice(OnFailure)
@@ -51,7 +51,7 @@ CheckCall: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], object]
 
 
 class Step(Generic[T]):
-    """One job of a flow: what it calls, and whether it gets the result of what comes before it."""
+    """One job of a flow: what it calls, and whether it gets the result of the step before it."""
 
     # No dataclass: the encoder would write one into the arguments of a job.
     __slots__ = ("args", "check", "handler", "kwargs", "options", "pass_result")
@@ -69,7 +69,7 @@ class Step(Generic[T]):
         pass_result: bool = True,
         check: CheckCall | None = None,
     ) -> None:
-        """``check`` refuses arguments that the handler could not take."""
+        """``check`` raises for arguments that the handler could not take."""
         self.handler = handler
         self.args = args
         self.kwargs: Mapping[str, Any] = {} if kwargs is None else kwargs
@@ -82,17 +82,17 @@ class Step(Generic[T]):
 
     @property
     def result(self) -> Any:
-        """What the step returns, as an argument of another step, which then waits for it."""
+        """The step's result as an argument of another step, which then waits for this one."""
         return ResultOf(self)
 
     def without_result(self) -> Step[T]:
-        """The same step, which gets no result of what comes before it."""
+        """The same step, but without the result of the step before it."""
         options = self.handler, self.args, self.kwargs, self.options
         return Step(*options, pass_result=False, check=self.check)
 
 
 class SignalStep:
-    """A step that runs nothing: a signal completes it, and the value is its result."""
+    """A step that runs no handler. A signal completes it, and the signal's value is its result."""
 
     __slots__ = ("signal", "timeout")
     not_json = Step.not_json
@@ -111,7 +111,7 @@ class SignalStep:
 
 
 class ResultOf:
-    """Stands in the arguments of a step for what another one returns."""
+    """A place in the arguments of a step that the result of another step will fill."""
 
     __slots__ = ("step",)
     not_json = "the result of a step: it stands alone as an argument of a step of the same flow"
@@ -124,21 +124,21 @@ class ResultOf:
 
 
 class FlowClient(Protocol):
-    """What stores flows."""
+    """A client that stores flows."""
 
     def enqueue_flow(self, draft: Draft, *, connection: Any = None) -> EnqueuedFlow:
         """Store a chain or group in one commit."""
 
 
 class AsyncFlowClient(Protocol):
-    """The same for event loops."""
+    """Like ``FlowClient``, for event loops."""
 
     async def enqueue_flow(self, draft: Draft, *, connection: Any = None) -> AsyncEnqueuedFlow:
         """Store a chain or group in one commit."""
 
 
 class FlowClients:
-    """Where a chain or group is enqueued: the clients of one store, opened at the first use."""
+    """The clients of one store that a chain or group is enqueued with; opened at the first use."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class FlowClients:
 
 
 class Draft:
-    """What chains and groups have in common: they can be enqueued."""
+    """What chains and groups have in common: both can be enqueued."""
 
     def __init__(self, clients: FlowClients, flow_name: str | None, on_failure: str | None) -> None:
         self.clients = clients
@@ -167,7 +167,7 @@ class Draft:
         return self.clients.client().enqueue_flow(self, connection=connection)
 
     async def aenqueue(self, *, connection: Any = None) -> AsyncEnqueuedFlow:
-        """Store it from an event loop; see :meth:`enqueue`."""
+        """Store the flow from an event loop; see :meth:`enqueue`."""
         if self.clients.async_client is None:
             raise JobError(
                 "this flow was made with a client that has no event loop",
@@ -177,7 +177,7 @@ class Draft:
 
 
 class Chain(Draft):
-    """Steps one after another: each waits for the one before it, and gets its result."""
+    """Steps one after another. Each waits for the step before it and gets its result."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class Chain(Draft):
 
 
 class Group(Draft):
-    """Steps that run side by side, and what follows when all of them have ended."""
+    """Steps that run side by side, and a step that follows when all of them have ended."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ _PARTS = (Step, SignalStep, Chain, Group)
 _STEPS = (Step, SignalStep)
 _SPECS = frozenset({str, tuple, list, dict})
 _SINGLE = (*_PARTS, str, bytes, Mapping)
-"""What could be gone through, or stands for one step, and is no list of them."""
+"""Values that Python could iterate over but that mean one step, not a list of steps."""
 
 
 def _parts(kind: str, given: Iterable[Any]) -> list[FlowPart]:
@@ -230,10 +230,10 @@ def _parts(kind: str, given: Iterable[Any]) -> list[FlowPart]:
 
 
 def part_of(given: Any, kind: str, number: int) -> FlowPart:
-    """A step, chain or group; a handler's name, a tuple or a dict is a step.
+    """Turn a value into a step, chain or group: a handler's name, a tuple or a dict is a step.
 
-    ``kind`` and ``number`` say where it stands: 1 is the first of a chain, 0 the ``then`` of a
-    group.
+    ``kind`` and ``number`` say where the value stands, for the error: 1 is the first of a chain, 0
+    the ``then`` of a group.
     """
     if type(given) not in _SPECS:
         if isinstance(given, _PARTS):
@@ -274,7 +274,7 @@ MakeJob: TypeAlias = Callable[[str, Sequence[Any], Mapping[str, Any], Mapping[st
 
 
 class _Wait:
-    """The steps that something waits for; the join is made when somebody does."""
+    """The steps that something waits for. The join is made when a successor asks for it."""
 
     __slots__ = ("join", "members")
 
@@ -293,7 +293,7 @@ class _Planned:
 
 
 class FlowPlanner:
-    """Turns a draft into jobs and joins, and numbers its steps in the order of writing."""
+    """Turns a chain or group into jobs and joins, and numbers its steps in the order of writing."""
 
     def __init__(
         self,
@@ -303,7 +303,7 @@ class FlowPlanner:
         max_steps: int | None = None,
         keep: float = 0.0,
     ) -> None:
-        """``keep``: seconds for which a flow is kept that has ended without any job."""
+        """``keep``: for how many seconds a flow without any job is kept after its end."""
         self.id = flow_id or new_id()
         self._draft = draft
         self._max_steps = max_steps
@@ -312,10 +312,10 @@ class FlowPlanner:
         self._feeds: list[list[str]] = []
         self._joins: list[Join] = []
         self._numbers: dict[int, int] = {}
-        self._signals: dict[str, int] = {}  # by name: the step that waits for it
+        self._signals: dict[str, int] = {}  # by the signal's name: the step that waits for it
 
     def plan(self, make: MakeJob) -> tuple[NewFlow, list[NewJob]]:
-        """The flow, and its steps as jobs, each of which ``make`` makes."""
+        """The flow and its steps as jobs. ``make`` makes each job."""
         draft = self._draft
         if not isinstance(draft, Chain | Group):
             raise JobError("only a chain or a group can be enqueued as a flow")
@@ -335,13 +335,13 @@ class FlowPlanner:
             on_failure=policy,
             joins=tuple(self._joins),
             plan=plan,
-            # Where it has jobs, workers say with their ends how long it is kept.
+            # If it has jobs, workers say with each end how long the flow is kept.
             keep=self._keep if len(self._signals) == len(self._steps) else 0.0,
         )
         return flow, [self._job(n, make) for n in range(1, len(self._steps) + 1)]
 
     def _place(self, part: FlowPart, wait: _Wait, result: Any) -> tuple[_Wait, Any, Any]:
-        """Number a part; answers what its successors wait for, its result, and how it is shown."""
+        """Number a part. Returns what its successors wait for, its result, and how it is shown."""
         if isinstance(part, _STEPS):
             return self._place_step(part, wait, result)
         if part is not self._draft and (part.on_failure is not None or part.name):
@@ -402,7 +402,7 @@ class FlowPlanner:
         return _Wait([number]), number, {"step": number, "handler": title}
 
     def _name_signal(self, signal: str, number: int) -> None:
-        """Refuse a second step for a signal: who approves one thing would approve the other."""
+        """Refuse a second step for a signal: one approval would approve both."""
         other = self._signals.setdefault(signal, number)
         if other != number:
             raise JobError(
@@ -415,10 +415,13 @@ class FlowPlanner:
     def _used(
         self, args: list[Any], kwargs: dict[str, Any], uses: list[tuple[int | str, Any]]
     ) -> list[int]:
-        """The steps whose results are arguments; each is replaced by a place that stays empty."""
+        """The steps whose results are used as arguments. Each is replaced by a place to be filled
+        later.
+        """
         found: list[int] = []
         places: list[tuple[int | str, Any]] = []
-        for n, value in enumerate(args):  # by type: this is asked for each argument of each step
+        # By type, because this is asked for each argument of each step.
+        for n, value in enumerate(args):
             if type(value) is ResultOf:
                 places.append((n, value))
         if kwargs:
@@ -452,7 +455,9 @@ class FlowPlanner:
         return made
 
     def _end(self) -> None:
-        """Let steps that nobody waits for count at the end, so that each counts somewhere."""
+        """Let steps that no other step waits for count at the end of the flow, so that each counts
+        somewhere.
+        """
         last = [n for n, feeds in enumerate(self._feeds, 1) if not feeds]
         if last:
             self._new_join("end", last)
@@ -493,7 +498,7 @@ def _step_options(step: Step[Any]) -> Mapping[str, Any]:
 
 
 def _shown(trees: list[Any]) -> list[Any]:
-    """Steps of one handler side by side as one entry, and not more entries than people read."""
+    """Show steps of one handler side by side as one entry, and no more entries than people read."""
     found: list[Any] = []
     for tree in trees:
         last = found[-1] if found else {}
@@ -511,7 +516,7 @@ def _shown(trees: list[Any]) -> list[Any]:
 def plan_after(
     job: NewJob, after: Sequence[str], flow_id: str | None, on_failure: OnFailure
 ) -> tuple[NewFlow, NewJob]:
-    """A job that waits for jobs which are there; ``flow_id``: that of the flow they belong to."""
+    """Plan a job that waits for stored jobs; ``flow_id`` is the flow that these belong to."""
     made = flow_id or new_id()
     first = join_id(made, new_id())
     end = join_id(made, new_id() if flow_id else "end")

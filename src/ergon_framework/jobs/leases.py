@@ -1,4 +1,6 @@
-"""The leases of a worker's claims: renewed while handlers run, charged once, and found lost."""
+"""The leases of a worker's claims: renewed while handlers run, charged once, and
+noticed when lost.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from ergon_framework.storage.failpoints import declare, failpoint
 logger = logging.getLogger("ergon.jobs")
 
 CHARGE_DELAY = 0.05
-"""Seconds after which a started job's attempt is charged, if it has not ended by then."""
+"""Seconds after which the attempt of a started job is charged, if the job has not ended by then."""
 
 MIN_CHARGE_AGE = CHARGE_DELAY / 2
-"""Seconds within which most short jobs end: those are not charged before."""
+"""Seconds within which most short jobs end; a younger attempt is not charged by a renewal."""
 
 MAX_PROGRESS = 1_000
-"""Jobs of one worker whose progress is told, the latest claims; a heartbeat must stay small."""
+"""How many jobs of one worker report progress: the latest claims. A heartbeat must stay small."""
 
 declare("worker.before_renew")
 
@@ -47,16 +49,16 @@ class ClaimLeases:
 
     @property
     def next_at(self) -> float:
-        """When there is something to do."""
+        """The instant of the next renewal or charge."""
         return self._renew_at if self._charge_at is None else min(self._renew_at, self._charge_at)
 
     def holds(self, job_id: str, fence: int) -> bool:
-        """Whether this worker holds the job by this very claim, and not by a later one."""
+        """Whether this worker holds the job by this claim, and not by a later claim."""
         claim = self.claims.get(job_id)
         return claim is not None and claim.job.fence == fence
 
     def progress(self) -> dict[str, Any]:
-        """What the handlers of running jobs have told of how far they are, by job id."""
+        """The latest progress that handlers of running jobs have reported, by job id."""
         found = [(each.job.id, each.progress) for each in [*self.claims.values()]]
         reported = {job_id: progress for job_id, progress in found if progress is not None}
         return dict([*reported.items()][-MAX_PROGRESS:])
@@ -71,11 +73,12 @@ class ClaimLeases:
         for claim in claims:
             self.claims[claim.job.id] = claim
         self._lose([each for each in earlier if not each.lost])
-        if self._charge_at is None:  # not set anew: a stream of claims would put off every charge
+        # Not set again by each claim: a stream of claims would put off every charge.
+        if self._charge_at is None:
             self._charge_at = now + CHARGE_DELAY
 
     def drop(self, settlements: Iterable[Settlement]) -> None:
-        """Forget claims that were settled, or turned out to be lost."""
+        """Forget claims that were settled or lost."""
         claims = self.claims
         for each in settlements:
             claim = claims.get(each.id)
@@ -85,16 +88,16 @@ class ClaimLeases:
                 del claims[each.id]
 
     def renew_soon(self) -> None:
-        """Renew as soon as the store answers, for leases may have run for long by now."""
+        """Renew as soon as the store answers, because leases may have run for long by now."""
         self._renew_at = 0.0
 
     def renew_due(self, now: float) -> None:
-        """Renew everything when its time has come, or charge what has just been started."""
+        """Renew all leases when that is due, or charge attempts that have begun."""
         if now >= self._renew_at:
             self._renew(list(self.claims.values()))
             # Counted from before the call, so that a slow store does not stretch the interval.
             self._renew_at = now + self._lease / 3
-            self.look_for_cancels()  # in case nobody was woken for one
+            self.look_for_cancels()  # A notification of a cancellation may have been missed.
         elif self._charge_at is not None and now >= self._charge_at:
             self._charge(now)
 
@@ -118,7 +121,9 @@ class ClaimLeases:
             self.when_cancelled()
 
     def _charge(self, now: float) -> None:
-        """Charge attempts that began at least ``MIN_CHARGE_AGE`` ago; the others come next."""
+        """Charge attempts that began at least ``MIN_CHARGE_AGE`` ago; younger ones are charged
+        later.
+        """
         waiting = [each for each in self.claims.values() if not each.is_recorded and not each.lost]
         due = [
             each for each in waiting if each.is_written and each.written_at <= now - MIN_CHARGE_AGE

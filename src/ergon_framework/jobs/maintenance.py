@@ -1,7 +1,7 @@
-"""What a worker does now and then: heartbeat, rescue, cron, retention, restoring what was lost.
+"""The periodic tasks of a worker: heartbeat, rescue, cron, retention, and restoring lost settings.
 
-Runs in the store thread. Each task has a due time of its own, and none may outlast a lease: what
-takes long, such as thousands of limits to write, goes on in slices.
+They run in the store thread. Each has a due time of its own, and none may outlast a lease: work
+that takes long, such as writing thousands of limits, is done in slices.
 """
 
 from __future__ import annotations
@@ -38,11 +38,15 @@ if TYPE_CHECKING:
 
 
 class LimitRestore:
-    """Writes the queue limits of the settings again, in slices, after the store has lost them."""
+    """Writes the queue limits of the settings again, slice by slice, after the store
+    has lost them.
+    """
 
     def __init__(self, limits: Callable[[], Iterable[str]], new_slice: Callable[[], Slice]) -> None:
-        """``limits`` is lazy: with each name taken from it, a missing limit is written."""
-        self.is_under_way = False  # the next turn goes on with it
+        """``limits`` is a lazy iterator: taking a name from it writes that limit if it
+        is missing.
+        """
+        self.is_under_way = False  # The next turn continues with it.
         self.lost: list[str] = []
         """Names of the limits that had to be written."""
         self._limits = limits
@@ -50,11 +54,11 @@ class LimitRestore:
         self._left: Iterator[str] | None = None
 
     def begin(self) -> None:
-        """Start over: the store may have lost also what was written a moment ago."""
+        """Start over, because the store may also have lost what was written a moment ago."""
         self.is_under_way, self._left = True, None
 
     def turn(self) -> bool:
-        """Write for one slice; whether that was the last."""
+        """Write limits for one slice of time. Returns whether that was the last slice."""
         # Both are set again below unless an error comes: after one, the next turn compares anew,
         # and a worker that wants to leave does not wait for it.
         left, self._left = self._left, None
@@ -70,7 +74,7 @@ class LimitRestore:
         return False
 
     def end(self) -> list[str]:
-        """The names of all limits that were lost, told once."""
+        """The names of all limits that were lost; each is returned once."""
         lost, self.lost = self.lost, []
         return lost
 
@@ -78,21 +82,21 @@ class LimitRestore:
 logger = logging.getLogger("ergon.jobs")
 
 PRUNE_BATCH = 500
-"""Jobs that are deleted in one commit."""
+"""How many jobs one commit deletes."""
 SCHEDULE_INTERVAL = 5.0
-"""Seconds between two looks for schedules that were put meanwhile."""
+"""Seconds between two reads of the schedules, which clients may have changed."""
 PRUNE_INTERVAL = 30.0
-"""Seconds between two looks for jobs whose retention is over."""
+"""Seconds between two searches for jobs whose retention is over."""
 EXPIRE_INTERVAL = 1.0
-"""Seconds at least between two looks for jobs that expire."""
+"""The least number of seconds between two searches for jobs that expire."""
 PRUNE_DELAY_AFTER_JUMP = 3600.0
 """Seconds for which no job is deleted after the store's clock was set."""
 MAX_UNREADABLE = 1000
-"""Unreadable rows that are looked at and told."""
+"""How many unreadable rows are read and reported."""
 MAINTAIN_INTERVAL = 1.0
 """Seconds between two calls of a store's own maintenance."""
 FAILED_TASK_BACKOFF = Backoff(base=0.5, factor=2.0)
-"""How long a task waits that fails while the store takes other writes."""
+"""Seconds to wait before a task runs again that failed while the store took other writes."""
 _STORE_WIDE_ERRORS = (StoreBrokenError, StoreReadOnlyError, StoreSchemaError)
 """Errors that concern every write, whichever task met them first."""
 
@@ -109,7 +113,7 @@ class ClockWatch:
         self.offset = store_now() - now()
 
     def has_jumped(self) -> bool:
-        """Whether it was set since this was asked last, by more than the tolerance."""
+        """Whether the clock was set, by more than the tolerance, since the last call."""
         before, self.offset = self.offset, self._store_now() - self._now()
         if abs(self.offset - before) <= self._tolerance:
             return False
@@ -118,7 +122,9 @@ class ClockWatch:
 
 
 class Maintenance:
-    """Periodic tasks of a worker, run in the store thread; each has a due time of its own."""
+    """The periodic tasks of a worker. They run in the store thread; each has a due time
+    of its own.
+    """
 
     def __init__(
         self,
@@ -149,13 +155,13 @@ class Maintenance:
         self._settings = settings
         self._record = record
         self._report = report
-        self._aside: Collection[Any] = ()  # keys of unreadable rows that were told
-        self._has_twin = False  # another worker has the same name, and that was told
+        self._aside: Collection[Any] = ()  # keys of unreadable rows that were reported
+        self._has_twin = False  # another worker has the same name, and that was reported
         self._has_heartbeat = False  # the store has had this worker's record
         self._was_away = False  # the store, since the last heartbeat
         self._latest = -math.inf  # the latest start of any worker that this one has seen
         self._seen_at: float | None = None  # the last heartbeat of any worker but the one just told
-        self._was_set = False  # the store's clock, and waits were not healed since
+        self._was_set = False  # the store's clock was set, and waits were not corrected since
         self._pruned_at = -math.inf  # or later than now, while nothing may be deleted
         self._now = now
         # Renewals run in the same thread: several slices must fit between two of them.
@@ -178,25 +184,27 @@ class Maintenance:
         }
         self._failures: dict[Callable[[], float], int] = {}
         self.restart_all()
-        # The first look of a worker that has just started is not put off: it finds the jobs of the
-        # one that it replaces. ``Rescue._may_live`` protects the living.
+        # The first rescue of a worker that has just started is not put off: it finds the jobs of
+        # the worker that it replaces. ``Rescue._may_live`` protects live workers.
         self._due[self._rescue] = 0.0
 
     def restart_all(self) -> None:
-        """Make every task due at once, except rescue: live workers first have a lease to renew."""
+        """Make every task due at once, except rescue, because live workers first need time to renew
+        their leases.
+        """
         self.run_soon()
         self._due[self._rescue] = self.rescue.after_outage()
 
     def after_clock_jump(self) -> None:
-        """Restart all, and delete nothing for a while: by a clock that was set forward by mistake,
-        everything that is kept looks old.
+        """Restart all tasks, and delete nothing for a while. By a clock that was set forward by
+        mistake, everything that is kept looks old.
         """
         self._was_set = True
         self.restart_all()
         self._pruned_at = self._due[self._prune] = self._now() + PRUNE_DELAY_AFTER_JUMP
 
     def run_soon(self) -> None:
-        """Make every task due at once, and leave the time of the next rescue as it is."""
+        """Make every task due at once, but leave the time of the next rescue as it is."""
         self._was_away = True
         self._due |= {
             self._heartbeat: 0.0,
@@ -210,23 +218,24 @@ class Maintenance:
             self._due[self._fire] = 0.0
 
     def expires_in(self, wait: float) -> float:
-        """A job expires in so many seconds: end it then. The instant at which that is done.
+        """Note that a job expires in so many seconds. Returns the instant at which it will be
+        ended.
 
-        A step that waits for a signal is never claimed, so nobody else would find out in time.
+        A step that waits for a signal is never claimed, so no claim would find out in time.
         """
         at = max(self._now() + wait, self._pruned_at + EXPIRE_INTERVAL)
         self._due[self._prune] = min(self._due[self._prune], at)
         return self._due[self._prune]
 
     def delay_rescue(self) -> None:
-        """Put off the next rescue: the store hung, and so did the renewals of other workers.
+        """Put off the next rescue: the store hung, and other workers could not renew either.
 
         A live worker renews every third of a lease, so half a lease is enough.
         """
         self._due[self._rescue] = self.rescue.after_stall()
 
     def stop(self) -> None:
-        """Begin no task any more, and cut short the one under way. From any thread."""
+        """Start no more tasks, and cut the running one short. May be called from any thread."""
         self._is_stopped = True
         if self._archive is not None:
             self._archive.stop()
@@ -237,12 +246,12 @@ class Maintenance:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a task has slices left that the next turns go on with."""
+        """Whether a task has slices left for the next turns."""
         is_written = self._scheduler is None or not self._scheduler.is_under_way
         return self._limit_restore.is_under_way or not is_written
 
     def run(self, now: float) -> float:
-        """Run the tasks that are due; the instant at which the next one is."""
+        """Run the tasks that are due. Returns the instant at which the next one is due."""
         # A copy, as a heartbeat that finds the store emptied makes other tasks due.
         for task in tuple(self._due):
             if self._is_stopped:
@@ -263,7 +272,7 @@ class Maintenance:
             wait = task()
         except StoreError as error:
             if not self._is_its_own(task, error):
-                raise  # the store is away: an outage, which the caller handles
+                raise  # The store cannot be reached: an outage, which the caller handles.
             failure: Exception = error
         except Exception as error:
             failure = error
@@ -294,19 +303,21 @@ class Maintenance:
             return False
         try:
             self._heartbeat()
-        except Exception:  # whatever it is, the store does not take writes now
+        except Exception:  # Whatever the reason, the store takes no writes now.
             return False
         return True
 
     def leave(self, seconds: float) -> None:
-        """Tell the store that this worker is gone; give up after so many seconds."""
-        with suppress(Exception):  # the record expires by itself when it is not renewed
+        """Tell the store that this worker has left; give up after so many seconds."""
+        with suppress(Exception):  # The record expires when it is not renewed.
             CALL_BUDGET.run_within(seconds, self._say_goodbye)
 
     def _say_goodbye(self) -> None:
-        """Leave the totals behind, for a scrape that comes later: a burst may end before the first.
+        """Leave the totals behind for a later scrape, because a burst may end before the first
+        scrape.
 
-        They come first: in between, both records tell the same of the same worker.
+        The totals are written before the worker's record is removed; in between, both records have
+        the same numbers of the same worker.
         """
         mine = self._record()
         if mine.totals:
@@ -343,7 +354,7 @@ class Maintenance:
         return self._settings.lease / 3
 
     def tell_record(self) -> None:
-        """Write the record of this worker before its time, unless it has never been written."""
+        """Write the record of this worker early, unless it has never been written."""
         if self._has_heartbeat:
             self._store.heartbeat(self._record())
 
@@ -436,10 +447,11 @@ class Maintenance:
         self._report_unreadable()
         if pruned.more:
             return 0.1
-        return EXPIRE_INTERVAL if pruned.outdated else PRUNE_INTERVAL  # the next may be near
+        # The next expiry may be near.
+        return EXPIRE_INTERVAL if pruned.outdated else PRUNE_INTERVAL
 
     def _report_unreadable(self) -> None:
-        """Tell once of each row that cannot be read, whichever worker met it first."""
+        """Report each row that cannot be read once, whichever worker met it first."""
         found = {each.key: each for each in self._store.unreadable(MAX_UNREADABLE)}
         new = [each for key, each in found.items() if key not in self._aside]
         self._aside = found.keys()

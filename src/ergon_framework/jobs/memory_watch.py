@@ -1,8 +1,8 @@
-"""How much memory executor processes have, with all that they have started.
+"""Measures how much memory executor processes use, with all the processes that they have started.
 
-A thread of its own measures, for executors with ``max_memory``: where the system has no ``/proc``,
-that takes a program, and the worker's loop must not wait for one. What is measured is resident
-memory, added up over a process and its descendants. Pages that they share count for each.
+A thread of its own measures, for executors with ``max_memory``: on systems without ``/proc`` a
+program has to be run, and the worker's loop must not wait for that. Resident memory is added up
+over a process and its descendants. Shared pages count for each process.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ergon_framework.engine.clocks import SYSTEM_CLOCK
 logger = logging.getLogger("ergon.jobs")
 
 MEASURE_INTERVAL = 0.5
-"""Seconds between two looks."""
+"""Seconds between two measurements."""
 PS_TIMEOUT = 10.0
-"""Seconds that ``ps`` may take."""
+"""How many seconds ``ps`` may take."""
 MAX_DESCENDANTS = 10_000
-"""Processes that are added up for one executor process."""
+"""How many processes are added up for one executor process."""
 
 
 class MemoryWatch:
-    """Measures processes again and again, and tells their memory by pid."""
+    """Measures processes again and again, and reports their memory by pid."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class MemoryWatch:
         self._is_broken = False
 
     def start(self) -> None:
-        """Begin to measure."""
+        """Start measuring."""
         SYSTEM_CLOCK.spawn("ergon-memory", self._watch)
 
     def close(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         self._ending.set()
 
     def _watch(self) -> None:
@@ -57,7 +57,7 @@ class MemoryWatch:
             try:
                 found = self._measure(pids) if pids else {}
             except (OSError, ValueError, subprocess.SubprocessError) as error:
-                # Once per trouble: it is measured twice a second.
+                # Logged once for each reason, because measurements are made twice a second.
                 if not self._is_broken:
                     text = (
                         "the memory of executors cannot be measured, so max_memory is not kept: %s"
@@ -72,7 +72,9 @@ class MemoryWatch:
 
 
 def resident_memory(pids: Sequence[int]) -> dict[int, int]:
-    """Bytes that each process has resident, with its descendants; no entry if it is gone."""
+    """The resident bytes of each process with its descendants; no entry for a process that has
+    ended.
+    """
     if Path("/proc/self/statm").exists():
         found = {pid: _of_tree(pid) for pid in pids}
         return {pid: used for pid, used in found.items() if used}
@@ -102,7 +104,7 @@ def _descent(pid: int, children: Callable[[int], Iterable[int]]) -> dict[int, No
     """A process and its descendants."""
     found = {pid: None}
     waiting = [pid]
-    # A bound: a process that forks without end must not keep this thread for ever.
+    # Bounded: a process that forks without end must not keep this thread busy for ever.
     while waiting and len(found) < MAX_DESCENDANTS:
         fresh = [each for each in children(waiting.pop()) if each not in found]
         found |= dict.fromkeys(fresh)
@@ -122,16 +124,16 @@ def _of_tree(pid: int) -> int:
 def _of_process(pid: int) -> int:
     try:
         return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE
-    except (OSError, IndexError):  # it has ended meanwhile
+    except (OSError, IndexError):  # The process has ended meanwhile.
         return 0
 
 
 def _children(pid: int) -> list[int]:
-    """The children of a process; each of its threads has its own."""
+    """The children of a process. Each of its threads has a list of its own."""
     found: list[int] = []
     try:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             found += map(int, (thread / "children").read_bytes().split())
-    except OSError:  # it has ended, or the system does not tell
+    except OSError:  # The process has ended, or the system does not say.
         pass
     return found

@@ -1,15 +1,16 @@
-"""Executors and handlers that due jobs need and no worker has: how long a job waits for them.
+"""Finds executors and handlers that due jobs need and no worker has, and decides how long jobs wait
+for them.
 
 A job waits for its executor, and for a version of it that has its handler. Workers are restarted,
-deployed one after the other, and cut off from the store; none of that is the job's fault. Only when
-nobody has had the executor or the handler for ``executor_wait``, and the job has been due for as
-long, it is dead-lettered. Jobs that wait for a handler stand in a lane of its name (see
-``core.claim``), and each worker tells which of these lanes it serves.
+deployed one after another, and cut off from the store, and none of that is the job's fault. Only
+when no worker has had the executor or the handler for ``executor_wait``, and the job has been due
+for as long, is the job dead-lettered. Jobs that wait for a handler are in a lane of its name (see
+``core.claim``), and each worker reports which of these lanes it serves.
 
-When an executor was last seen stands in the store, so that a restart of the worker that looks does
-not begin the time anew. A clock that was set, or a store that was away, makes that instant look
-old: so this worker must also have missed the executor itself for as long as the others need to
-tell of themselves.
+When an executor was last seen is kept in the store, so that a restart of the worker that checks
+does not start the time anew. A clock that was set, or a store that was away, makes that instant
+look old. So this worker must also have missed the executor itself for as long as other workers need
+to report.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from ergon_framework.ports.jobstore import FullJobStore, Named
 logger = logging.getLogger("ergon.jobs")
 
 CHECK_INTERVAL = 30.0
-"""Seconds between two looks for jobs whose executor no worker has."""
+"""Seconds between two searches for jobs whose executor no worker has."""
 ALERT_AFTER = 60.0
 """Seconds without an executor after which a warning is logged."""
 DEAD_LETTER_BATCH = 100
-"""Jobs that are dead-lettered in one commit."""
+"""How many jobs one commit dead-letters."""
 
 Report = Callable[[str, dict[str, Any]], None]
 
@@ -53,7 +54,7 @@ class MissingExecutors:
         serves: Callable[[str, Iterable[str]], bool] = lambda _lane, _queues: False,
     ) -> None:
         """``serves`` tells whether this worker has the handler that a lane's jobs wait for."""
-        self.known: frozenset[str] = frozenset()  # what living workers have, this one included
+        self.known: frozenset[str] = frozenset()  # what live workers have, this one included
         self.lookers: tuple[str, ...] = ()  # the names of these workers
         self.served: tuple[str, ...] = ()
         """The lanes of handlers with due jobs that this worker serves."""
@@ -68,7 +69,9 @@ class MissingExecutors:
         self._alerted: set[str] = set()
 
     def look(self) -> float:
-        """Warn of missing executors and end what has waited long enough; seconds to the next."""
+        """Warn of missing executors, and end what has waited long enough. Returns seconds to the
+        next call.
+        """
         named = self._store.named()
         lanes = [each for each in named if "#" in each.executor]
         self.served = tuple(
@@ -90,8 +93,8 @@ class MissingExecutors:
         """Warn or end jobs; ``seen_missing``: seconds for which this worker has missed it."""
         now = self._store.now()
         away = 0.0 if missing.seen_at is None else now - missing.seen_at
-        # A handler that nobody has told of yet may be on its way: workers look for such jobs every
-        # half minute, and then say that they have it.
+        # A handler that no worker has reported yet may be about to be: workers search for such jobs
+        # every half minute, and then report that they have it.
         unseen = seen_missing if "#" in missing.executor else away
         if min(away, unseen) >= ALERT_AFTER and missing.executor not in self._alerted:
             self._alerted.add(missing.executor)
@@ -138,13 +141,13 @@ class MissingExecutors:
         self._report("handler.missing", fields | {"seconds": away, "workers": self.lookers})
 
     def _end(self, name: str, now: float) -> None:
-        """Dead-letter what has been due for as long as a job may wait, some of it at a time."""
+        """Dead-letter jobs that have been due for as long as a job may wait, some at a time."""
         executor, handler = route(name) if "#" in name else (name, "")
         jobs = self._store.waiting_for(name, now - self._wait, DEAD_LETTER_BATCH)
         event = ExecutorMissing(executor, handler)
         settlements = []
         for job in jobs:
-            with suppress(InvalidTransition):  # another worker has settled it meanwhile
+            with suppress(InvalidTransition):  # Another worker has settled it meanwhile.
                 settlements.append(self._settler.settle_stored(job, event, now))
         if not settlements:
             return

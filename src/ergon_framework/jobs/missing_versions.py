@@ -1,7 +1,9 @@
-"""Versions that queues are pinned to and no worker runs: somebody is told, and nothing else.
+"""Finds versions that queues are pinned to and no worker runs, and reports them. It changes
+nothing.
 
 A pin is the decision of an operator, as a pause is. So jobs of such a queue wait until a worker of
-the version comes or the pin is taken away, however long that is, and none is dead-lettered for it.
+that version starts or the pin is removed, however long that takes, and none is dead-lettered for
+it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ logger = logging.getLogger("ergon.jobs")
 
 
 class MissingVersions:
-    """Finds versions that queues are pinned to and no living worker runs, and warns."""
+    """Finds versions that queues are pinned to and no live worker runs, and warns of them."""
 
     def __init__(
         self,
@@ -26,7 +28,7 @@ class MissingVersions:
         now: Callable[[], float],
         report: Callable[[str, dict[str, Any]], None],
     ) -> None:
-        self.known: frozenset[str] = frozenset()  # those of living workers, this one included
+        self.known: frozenset[str] = frozenset()  # the versions of live workers, this one included
         self._store = store
         self._now = now
         self._report = report
@@ -34,7 +36,7 @@ class MissingVersions:
         self._told: set[str] = set()
 
     def look(self) -> float:
-        """Warn of versions that are missing; seconds to the next look."""
+        """Warn of missing versions. Returns the seconds until the next check."""
         missing: dict[str, list[str]] = {}
         for queue, version in sorted(self._store.pinned_queues().items()):
             if version not in self.known:

@@ -1,6 +1,6 @@
-"""What a client hands in becomes a :class:`NewJob`, or is refused with its field's name.
+"""Turns what a client hands in into a :class:`NewJob`, or refuses it with the name of the field.
 
-Everything is checked here, once; ids are UUIDv7. Stores and workers take a ``NewJob`` as it is.
+Everything is checked here, once. Stores and workers take a ``NewJob`` as it is. Ids are UUIDv7.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class IdGenerator:
         self.reset()
 
     def reset(self) -> None:
-        """Draw another random part: a forked process must not go on with its parent's."""
-        self._lock = threading.Lock()  # the parent's may have been held while it forked
+        """Draw new random bits: a forked process must not continue with those of its parent."""
+        self._lock = threading.Lock()  # The lock may have been held while the parent forked.
         drawn = int.from_bytes(os.urandom(8)) & 0x3FFF_FFFF_FFFF_FFFF | 0x8000_0000_0000_0000
         text = f"{drawn:016x}"
         self._tail = f"{text[:4]}-{text[4:]}"
@@ -76,7 +76,7 @@ class IdGenerator:
         """The next id."""
         with self._lock:
             first = self._now_ns() // _MILLISECOND << _COUNTER_BITS
-            # A clock that was set back, or a millisecond that is full, leaves the counter going.
+            # When the clock was set back, or a millisecond is used up, the counter goes on.
             tick = self._tick = first if first > self._tick else self._tick + 1
         text = f"{tick:015x}"
         return f"{text[:8]}-{text[8:12]}-7{text[12:]}-{self._tail}"
@@ -88,7 +88,9 @@ os.register_at_fork(after_in_child=new_id.reset)
 
 MAX_PAYLOAD = 1024 * 1024
 MAX_PAST = 60.0
-"""Seconds by which a due time may be over: clocks differ, and a plan takes time to carry out."""
+"""How many seconds a due time may lie in the past: clocks differ, and between planning and
+enqueuing time passes.
+"""
 
 
 JobSpec: TypeAlias = str | Sequence[Any] | Mapping[str, Any]
@@ -125,7 +127,7 @@ def new_job(
     default_id: Callable[[], str] = new_id,
     **options: Unpack[HandlerOptions],
 ) -> NewJob:
-    """The job these words describe; each mistake is a :class:`JobError` of its own.
+    """The job that these values describe. Each mistake raises a :class:`JobError` of its own.
 
     ``default_id`` makes the id of a job that is given none.
     """
@@ -143,7 +145,7 @@ def new_job(
     fields = check_options(options, now) if options else {}
     if "unique" in fields:
         unique = fields["unique"]
-        decode = msgspec.json.decode  # what JSON makes of the arguments, not what was given
+        decode = msgspec.json.decode  # What JSON makes of the arguments, not what was given.
         call = decode(encoded_args), decode(encoded_kwargs)
         fields |= {"unique_key": unique.key_for(handler, *call), "unique": unique.rule}
     if "id" not in fields:
@@ -156,7 +158,7 @@ def new_job(
 def spread(
     spec: JobSpec, options: dict[str, Any]
 ) -> tuple[str, Sequence[Any], Mapping[str, Any] | None, dict[str, Any]]:
-    """Handler, args, kwargs and options of one job among many, which share ``options``."""
+    """The handler, args, kwargs and options of one of many jobs that share ``options``."""
     if isinstance(spec, str):
         return spec, (), None, options
     if isinstance(spec, LISTS):  # before a look at an abstract class, which takes longer
@@ -182,7 +184,7 @@ def with_handler(
     kwargs: Mapping[str, Any] | None,
     options: Mapping[str, Any],
 ) -> tuple[Sequence[Any], Mapping[str, Any], dict[str, Any]]:
-    """Args, kwargs and options of a call that its handler has been asked about."""
+    """The args, kwargs and options of a call that the handler's own checks have accepted."""
     call = handlers.job_call(name("handler", handler), args, kwargs or {})
     merged = job_options(call.options, options)
     if isinstance(merged.get("unique"), str | bool | None):
@@ -194,7 +196,7 @@ def with_handler(
 
 
 def without_unique(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a handler for a step of a flow, which is never a duplicate of another."""
+    """The options of a handler for a step of a flow, which never counts as a duplicate."""
     return {name: each for name, each in options.items() if name not in _OF_DUPLICATES}
 
 
@@ -202,13 +204,13 @@ _OF_DUPLICATES = ("unique", "on_duplicate")
 
 
 def _now() -> float:
-    """The time where no store is asked for it: that of the sandbox in a test, which has its own."""
+    """The time, where no store is asked for it. In a test with a sandbox it is the sandbox's."""
     now: Callable[[], float] = find_substitute("clock", "") or time.time
     return now()
 
 
 def check_options(options: Mapping[str, Any], now: Callable[[], float] = _now) -> dict[str, Any]:
-    """Fields of a ``NewJob`` for these options."""
+    """Check options, and return them as fields of a ``NewJob``."""
     fields = {}
     for field, value in job_options(options).items():
         check = _CHECKS.get(field)
@@ -225,7 +227,7 @@ def check_options(options: Mapping[str, Any], now: Callable[[], float] = _now) -
 
 
 def _place_in_time(fields: dict[str, Any], now: Callable[[], float]) -> None:
-    """Turn due time and expiry into instants, and look at them together."""
+    """Turn due time and expiry into instants, and check them together."""
     if "run_at" in fields and "delay" in fields:
         raise refusal("run_at", "contradicts delay", "give one of the two")
     if "expires_at" in fields and "expires_in" in fields:
@@ -243,7 +245,8 @@ def _place_in_time(fields: dict[str, Any], now: Callable[[], float]) -> None:
         when = "is in the past" if expiry <= at else "is before the job is due"
         raise refusal("expires_at", when, "give a later one, or none")
     if expiry is not None and expiry > at + TEN_YEARS:
-        # No store can keep every instant, and a job with one that it cannot is never read again.
+        # Not every store can keep every instant, and a job with an instant that cannot be kept
+        # could never be read again.
         far = "lies more than ten years ahead"
         raise refusal("expires_at", far, "leave it out for a job that does not expire")
 

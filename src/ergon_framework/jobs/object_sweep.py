@@ -1,12 +1,14 @@
-"""Removes the objects of payloads that no job names any more.
+"""Removes payload objects that no job names any more.
 
-An object outlives its job: a job is pruned, purged or deleted in its store alone. It may also have
-no job at all, when a process died between the two, or when a worker lost a job whose result it had
-written. So now and then a worker looks at every object that is older than a day, and asks the store
-for the job that the object names. Objects of jobs of other stores are left alone.
+An object outlives its job: a job is pruned, purged or deleted in its store alone. An object may
+also have no job at all, when a process died between writing the two, or when a worker lost a job
+whose result it had written. So now and then a worker lists the objects that are older than a day,
+and asks the store for the job that each object names. Objects of jobs of other stores are left
+alone.
 
-An object is removed when two looks have found it unnamed, some minutes apart by a clock that nobody
-sets: whatever is done to the clock of a machine, an object that was written a moment ago is safe.
+An object is removed when two sweeps, some minutes apart by a clock that nobody can set, have found
+that no job names it. However the clock of a machine is set, an object that was written a moment ago
+is safe.
 """
 
 from __future__ import annotations
@@ -31,17 +33,17 @@ MIN_AGE = 86_400.0
 """Seconds for which an object without a job is kept: its row may be in a transaction of a caller
 that has not committed yet."""
 SWEEP_INTERVAL = 600.0
-"""Seconds between two looks."""
+"""Seconds between two sweeps."""
 BATCH = 100
-"""Jobs that are asked for together."""
+"""How many jobs one query asks for."""
 MAX_KNOWN = 200_000
-"""Objects of which a worker remembers whose they are: it reads the beginning of each once."""
+"""How many objects a worker remembers the owners of; it reads the beginning of each object once."""
 
 declare("objects.sweep.unnamed", "objects.sweep.removed")
 
 
 class ObjectSweep:
-    """The looks of one worker."""
+    """The sweeps of one worker."""
 
     def __init__(
         self,
@@ -53,20 +55,21 @@ class ObjectSweep:
         wall: Callable[[], float] = time.time,
         now: Callable[[], float] = SYSTEM_CLOCK.now,
     ) -> None:
-        """``wall`` is the clock that objects have their instants by, ``now`` one nobody sets."""
+        """``wall`` is the clock by which objects are dated; ``now`` is one that nobody can set."""
         self._store: FullJobStore = getattr(store, "plain", store)
         self._objects = objects
         self._min_age = min_age
         self.interval = interval
         self._wall = wall
         self._now = now
-        self._known: dict[bytes, str] = {}  # whose an object is; empty: not of this store
+        # the owner of each object; empty: a job of another store
+        self._known: dict[bytes, str] = {}
         self._unnamed: dict[bytes, float] = {}  # since when, by ``now``
 
     def look(self, is_stopped: Callable[[], bool] = lambda: False) -> int:
-        """Look at all objects once, and remove what two looks found unnamed; how many.
+        """List all objects once, and remove those that two sweeps found unnamed. Returns how many.
 
-        Raises StoreError where the store or the object store is away.
+        Raises StoreError when the store or the object store cannot be reached.
         """
         if not self._objects.tag:
             logger.warning(
@@ -93,7 +96,7 @@ class ObjectSweep:
         return removed
 
     def _mine(self, digests: Iterable[bytes]) -> dict[bytes, str]:
-        """Of these objects those of jobs of this store, with the ids of the jobs."""
+        """The objects that belong to jobs of this store, with the ids of these jobs."""
         if len(self._known) > MAX_KNOWN:
             self._known.clear()
         mine = {}
@@ -109,9 +112,9 @@ class ObjectSweep:
 
 
 def unnamed(store: FullJobStore, owners: Mapping[bytes, str]) -> set[bytes]:
-    """Of these objects, with the ids of their jobs, those that no row names.
+    """The objects that no row names. ``owners`` has the ids of their jobs.
 
-    A row that cannot be read may name any of its job.
+    A row that cannot be read may name any object of its job.
     """
     if not owners:
         return set()
@@ -121,7 +124,7 @@ def unnamed(store: FullJobStore, owners: Mapping[bytes, str]) -> set[bytes]:
     unreadable: set[str] = set()
     for job_id in {*owners.values()} - jobs.keys():
         try:
-            jobs[job_id] = store.find(job_id)  # a search leaves out what cannot be read
+            jobs[job_id] = store.find(job_id)  # A search leaves out rows that cannot be read.
         except UnreadableJobError:
             unreadable.add(job_id)
     named = {digest for job in jobs.values() if job is not None for digest in objects_in(job)}
@@ -129,7 +132,7 @@ def unnamed(store: FullJobStore, owners: Mapping[bytes, str]) -> set[bytes]:
 
 
 def objects_in(job: Job) -> Iterator[bytes]:
-    """The digests of the objects that the row of a job names."""
+    """The digests of the objects that a job's row names."""
     for payload in (job.args, job.result):
         name = object_of(payload)
         if name is not None:
@@ -137,7 +140,9 @@ def objects_in(job: Job) -> Iterator[bytes]:
 
 
 class SweepThread:
-    """Runs the looks beside the store thread of a worker: a bucket may be slow."""
+    """Runs the sweeps in a thread beside the store thread of a worker, because a bucket may be
+    slow.
+    """
 
     def __init__(self, sweep: ObjectSweep, report: Callable[[str, dict[str, Any]], None]) -> None:
         self._sweep = sweep
@@ -148,11 +153,13 @@ class SweepThread:
         self._is_failing = False
 
     def is_turn_of(self, mine: WorkerRecord, alive: Iterable[WorkerRecord]) -> bool:
-        """Whether this worker looks: among the living that can, the first by id."""
+        """Whether this worker sweeps: of the live workers that can, the one with the lowest id
+        does.
+        """
         return mine.id == min({mine.id, *(each.id for each in alive if each.has_objects)})
 
     def wake(self, now: float) -> None:
-        """Look, if it is time again, and unless that is under way."""
+        """Sweep, if that is due and no sweep is running."""
         is_early = self._looked_at is not None and now - self._looked_at < self._sweep.interval
         is_running = self._thread is not None and self._thread.is_alive()
         if is_early or is_running or self._stopped.is_set():
@@ -161,10 +168,11 @@ class SweepThread:
         self._thread = SYSTEM_CLOCK.spawn("ergon-object-sweep", self.run)
 
     def run(self) -> None:
-        """Look once, and tell what came of it."""
+        """Sweep once, and report the result."""
         try:
             removed = self._sweep.look(self._stopped.is_set)
-        except Exception as error:  # the store or the object store: the next look tries again
+        # The store or the object store failed; the next sweep tries again.
+        except Exception as error:
             if not self._stopped.is_set():
                 self._failed(error)
             return
@@ -173,17 +181,17 @@ class SweepThread:
             self._report("objects.removed", {"count": removed})
 
     def _failed(self, error: Exception) -> None:
-        if not self._is_failing:  # told once, until a look went well
+        if not self._is_failing:  # Reported once, until a sweep succeeds.
             is_expected = isinstance(error, ErgonError)
             text = "objects of payloads that no job needs cannot be removed for now: %s"
             logger.error(text, error, exc_info=None if is_expected else error)
         self._is_failing = True
 
     def stop(self) -> None:
-        """Begin no further look. From any thread."""
+        """Start no further sweep. May be called from any thread."""
         self._stopped.set()
 
     def join(self, seconds: float) -> None:
-        """Wait for the look under way; whoever does not want to wait longer loses nothing."""
+        """Wait for the running sweep. Leaving earlier loses nothing."""
         if self._thread is not None:
             self._thread.join(seconds)

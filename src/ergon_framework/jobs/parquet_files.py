@@ -1,7 +1,7 @@
-"""Archived records as Parquet, which is read by pandas, DuckDB and Spark; needs pyarrow.
+"""Reads and writes archived records as Parquet, for pandas, DuckDB and Spark. Needs pyarrow.
 
-One row for each record: what an analyst asks for in columns of their own, and the whole record as
-JSON text beside them, so that nothing is lost.
+Each record is one row: what analysts ask for in columns of its own, and the whole record as JSON
+text beside them, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from ergon_framework.errors import MissingExtraError, StoreError, describe
 
 ROWS_AT_ONCE = 5_000
-"""Rows of one row group: so many are in memory."""
+"""How many rows a row group has, and so how many are in memory."""
 _TEXTS = ("kind", "key", "archived_at", "record", "status", "handler", "queue", "flow_id")
 _MICROSECONDS = 1_000_000
 
@@ -53,7 +53,7 @@ _read = msgspec.json.Decoder(_Record).decode
 
 
 def require() -> Any:
-    """The library; raises MissingExtraError where it is not installed."""
+    """Import pyarrow. Raises MissingExtraError if it is not installed."""
     try:
         import_module("pyarrow.parquet")
         return import_module("pyarrow")
@@ -66,7 +66,7 @@ def require() -> Any:
 
 
 def write_rows(file: IO[bytes], rows: Iterable[ParquetRow]) -> int:
-    """Write records into an open file; how many."""
+    """Write records into an open file. Returns how many."""
     arrow = require()
     fields = _columns(arrow)
     number, rest = 0, iter(rows)
@@ -79,7 +79,7 @@ def write_rows(file: IO[bytes], rows: Iterable[ParquetRow]) -> int:
 
 
 def read_rows(file: IO[bytes], name: str) -> Iterator[ParquetRow]:
-    """The records of an open file of this name, in order."""
+    """The records of an open file, in order; ``name`` is for errors."""
     arrow = require()
     columns = list(ParquetRow._fields)
     try:

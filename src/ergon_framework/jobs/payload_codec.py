@@ -42,7 +42,7 @@ MARK = "ergon.codec"
 ``settle_claim`` for results."""
 VERSION = 1
 ENCODED_ARGS = b'[{"' + MARK.encode() + b'":'
-"""How encoded arguments begin. A claim compares this with each job, so it is one prefix."""
+"""How encoded arguments begin. One prefix, because every claim compares it with each job."""
 ENCODED_RESULT = ENCODED_ARGS[1:]
 
 DEFLATE = "deflate"
@@ -50,24 +50,28 @@ AES_GCM = "aes-gcm"
 OBJECT = "object"
 _OBJECT_STEP = b'"' + OBJECT.encode() + b'"],'
 _MAX_STEPS = len(ENCODED_ARGS) + 60
-"""Bytes within which all steps of an encoded payload are named."""
+"""How many bytes at the start of an encoded payload name all of its steps."""
 KEY_BYTES = 32
 _NONCE_BYTES = 12
 MAX_DECODED = 64 * 1024 * 1024
-"""Bytes that a payload may have when it is decompressed: a damaged row must not fill the memory."""
+"""How many bytes a payload may have when it is decompressed: a damaged row must not fill the
+memory.
+"""
 _WORTH_IT = 0.9
-"""Compression that saves less than a tenth is not kept: it costs each reader, and shows nothing."""
+"""Compressed payloads of more than this part of the original are not kept: they would cost every
+reader time for little space.
+"""
 
 
 class _Encoded(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An encoded payload. ``steps`` names what was done to it, in that order."""
+    """An encoded payload. ``steps`` names what was done to it, in order."""
 
     version: int = msgspec.field(name=MARK)
     steps: tuple[str, ...]
-    data: str  # of an object its digest
+    data: str  # the digest of the object that holds it
     key: str = ""
     size: int = 0  # of an object
-    job: str = ""  # whose the object is
+    job: str = ""  # the owner of the object
 
 
 _encode = msgspec.json.Encoder().encode
@@ -99,8 +103,8 @@ class PayloadCodec:
         self._keys: dict[str, bytes] = {}
         self._withheld: dict[str, str] = {}
         for name, text in (keys or {}).items():
-            # Executors get no secrets unless they are told to. One that needs no key must start all
-            # the same, and one that enqueues must never write plain text instead.
+            # Executors get no secrets unless they are told to. An executor that needs no key must
+            # start all the same, and one that enqueues must never write plain text instead.
             if is_withheld(text):
                 self._withheld[name] = text
             else:
@@ -115,12 +119,12 @@ class PayloadCodec:
 
     @property
     def encodes(self) -> bool:
-        """Whether any new payload may be encoded."""
+        """Whether new payloads may be encoded."""
         is_set = self._compress_above is not None or self.objects is not None
         return bool(self._active_key) or is_set
 
     def of_store(self, store: object) -> PayloadCodec:
-        """The same for jobs of this store."""
+        """The same codec for jobs of the given store."""
         if self.objects is None:
             return self
         made = copy(self)
@@ -128,13 +132,13 @@ class PayloadCodec:
         return made
 
     def encode_arguments(self, args: bytes, kwargs: bytes, job_id: str = "") -> tuple[bytes, bytes]:
-        """Args and kwargs as the store keeps them: both in one payload, or as they are.
+        """Args and kwargs as the store keeps them: both in one encoded payload, or plain.
 
-        With the id of their job they may go to the object store; raises StoreError if that does not
-        take them.
+        Given the id of their job, large arguments may go to the object store. Raises StoreError if
+        that does not take them.
         """
         if args == b"[]" and kwargs == b"{}":
-            return args, kwargs  # nothing to hide, and nothing to save
+            return args, kwargs  # Nothing to hide, and nothing worth compressing.
         encoded = self._encoded(b"[" + args + b"," + kwargs + b"]", b"args", job_id)
         return (args, kwargs) if encoded is None else (b"[" + encoded + b"]", b"{}")
 
@@ -155,8 +159,9 @@ class PayloadCodec:
     def encode_result(self, result: bytes, job_id: str = "") -> bytes:
         """A result as the store keeps it.
 
-        With the id of its job it may go to the object store. If that does not take it, it stays in
-        the row: what was done must not be done again because of the place for its result.
+        Given the id of its job, a large result may go to the object store. If that does not take
+        it, it stays in the row: work that is done must not be repeated because there was no place
+        for its result.
         """
         if result in (b"null", b"true", b"false"):
             return result
@@ -169,7 +174,7 @@ class PayloadCodec:
             return self._encoded(result, b"result", "") or result
 
     def decode_result(self, result: bytes) -> bytes:
-        """The plain result; raises like ``decode_arguments``."""
+        """The plain result. Raises the same errors as ``decode_arguments``."""
         if not result.startswith(ENCODED_RESULT):
             return result
         try:
@@ -178,9 +183,9 @@ class PayloadCodec:
             raise _damaged(error) from None
 
     def inlined_arguments(self, args: bytes, kwargs: bytes) -> tuple[bytes, bytes]:
-        """The same arguments in the row, encoded as before; no key is needed.
+        """The arguments moved from their object back into the row, still encoded; no key is needed.
 
-        Raises PayloadObjectError where the object cannot be had, UnreadableJobError if it is
+        Raises PayloadObjectError when the object cannot be read, UnreadableJobError when it is
         damaged.
         """
         if not names_object(args):
@@ -195,7 +200,7 @@ class PayloadCodec:
             raise _damaged(error) from None
 
     def inlined_result(self, result: bytes) -> bytes:
-        """The same of a result; raises alike."""
+        """The result moved from its object back into the row, like ``inlined_arguments``."""
         if not names_object(result):
             return result
         try:
@@ -213,7 +218,7 @@ class PayloadCodec:
     def _encoded(self, plain: bytes, purpose: bytes, job_id: str) -> bytes | None:
         data, steps = plain, []
         above, objects = self._compress_above, self.objects
-        # What is larger could not be read again: see ``_inflated``.
+        # A larger one could not be read again: see ``_inflated``.
         if above is not None and above < len(plain) <= MAX_DECODED:
             smaller = zlib.compress(plain, 6)
             # What is encrypted is base64 in any case, and an object never is. Otherwise compression
@@ -302,11 +307,11 @@ class PayloadCodec:
 
 
 PLAIN = PayloadCodec()
-"""Encodes nothing, and reads what is not encrypted."""
+"""A codec that encodes nothing, and decodes what is not encrypted."""
 
 
 def key_bytes(name: str, text: str) -> bytes:
-    """The key of that name, which is written in base64; an error never shows it."""
+    """The key of that name, decoded from base64. Its errors never show the key."""
     try:
         key = base64.b64decode(text.strip(), altchars=b"-_" if {*"-_"} & {*text} else None)
     except (binascii.Error, ValueError):
@@ -322,13 +327,17 @@ def key_bytes(name: str, text: str) -> bytes:
 
 
 def refuse_mark(args: bytes) -> None:
-    """Raise JobError if plain arguments look like encoded ones: they could not be told apart."""
+    """Raise JobError for plain arguments that look like encoded ones; readers could not tell them
+    apart.
+    """
     if args.startswith(ENCODED_ARGS):
         raise _reserved("args")
 
 
 def refuse_marked_value(value: bytes) -> None:
-    """The same of the value of a signal, which becomes the result of a step."""
+    """Raise JobError for the value of a signal that looks encoded; it becomes the
+    result of a step.
+    """
     if value.startswith(ENCODED_RESULT):
         raise _reserved("value")
 
@@ -342,9 +351,9 @@ def _reserved(field: str) -> JobError:
 
 
 def encoding_of(payload: bytes) -> dict[str, Any] | None:
-    """What is known of an encoded payload without its key: its steps and the key's name.
+    """The steps of an encoded payload and the name of its key, read without the key.
 
-    None for a plain payload. It is for those who look at jobs and may not see what is in them.
+    None for a plain payload. For listings, whose readers may not see the content.
     """
     if not payload.startswith((ENCODED_ARGS, ENCODED_RESULT)):
         return None
@@ -361,14 +370,14 @@ def encoding_of(payload: bytes) -> dict[str, Any] | None:
 
 
 def names_object(payload: bytes) -> bool:
-    """Whether a payload is in an object store. It costs next to nothing, however large it is."""
+    """Whether a payload is in an object store. This is fast, however large the payload is."""
     if not payload.startswith((ENCODED_ARGS, ENCODED_RESULT)):
         return False
     return _OBJECT_STEP in payload[:_MAX_STEPS]
 
 
 def object_of(payload: bytes | None) -> ObjectName | None:
-    """The object that a payload names; None where it names none, or cannot be read."""
+    """The object that a payload names. None if it names none or cannot be read."""
     if payload is None or not names_object(payload):
         return None
     try:

@@ -1,10 +1,12 @@
-"""A job store whose payloads are encoded, for callers who want them plain.
+"""A job store that encodes payloads, around another store.
 
-``with_codec`` puts it around a store where ``[jobs.codec]`` asks for it. It encodes arguments of
-what is added and decodes what is read. Workers decode the arguments of their claims, and encode
-results in their settlements (``settlement``). What cannot be decoded is left as it is: whoever only
-asks for the state of a job needs no key. What is in an object store is left there, since many
-callers read many jobs, or one again and again: ``loaded_job`` fetches it.
+``with_codec`` puts it around a store if ``[jobs.codec]`` asks for it. It encodes the arguments of
+added jobs, and decodes what is read. Workers decode the arguments of their claims, and encode
+results in their settlements (``settlement``).
+
+A payload that cannot be decoded is left encoded: a caller that only asks for the state of a job
+needs no key. A payload in an object store is left there, because many callers read many jobs, or
+one job again and again: ``loaded_job`` fetches it.
 
 An object is durable before the row that names it is stored. A crash in between leaves an object
 without a row, which ``object_sweep`` removes a day later.
@@ -57,8 +59,10 @@ logger = logging.getLogger("ergon.jobs")
 _replace = msgspec.structs.replace
 
 LONG = 3600.0
-"""Seconds between an object and its row after which it is made sure that the object is still there:
-a process can be suspended for a day, and a sweep takes its object for one that nobody needs."""
+"""Seconds between writing an object and its row after which the store checks that the object still
+exists: a process can be suspended for a day, and a sweep meanwhile takes its object for one that
+nobody needs.
+"""
 
 declare("jobs.object.stored", "jobs.object.named")
 
@@ -71,19 +75,19 @@ def with_codec(store: FullJobStore, settings: JobsSettings) -> FullJobStore:
 
 
 def codec_of(store: object, settings: JobsSettings) -> PayloadCodec:
-    """The codec of a store that has one, which knows whose objects it writes."""
+    """The codec of a store, with the owner of the objects that it writes."""
     return store.codec if isinstance(store, PayloadCodecStore) else settings.codec.compiled()
 
 
 class PayloadCodecStore:
-    """A store with a codec. All that carries no payload goes straight to the store inside."""
+    """A store with a codec around it. Calls without payloads go straight to the inner store."""
 
     def __init__(self, store: FullJobStore, codec: PayloadCodec) -> None:
         self.plain = store
         self.codec = codec
 
     def __getattr__(self, name: str) -> Any:
-        # Some parts of a store are optional, and callers look whether they are there.
+        # Some methods of a store are optional, and callers check whether they exist.
         found = getattr(self.plain, name)
         if name == "add_in":
             return lambda connection, jobs: stored(
@@ -95,7 +99,7 @@ class PayloadCodecStore:
 
     @property
     def retention(self) -> JobRetention:
-        """How long jobs are kept that the store inside ends by itself."""
+        """How long the inner store keeps jobs that it ends by itself."""
         return self.plain.retention
 
     @retention.setter
@@ -123,11 +127,12 @@ class PayloadCodecStore:
     def fire(
         self, name: str, expected: float, next_at: float | None, jobs: Sequence[NewJob]
     ) -> bool:
-        """Add the jobs of a schedule, with their arguments in the row as the schedule has them.
+        """Add the jobs of a schedule, with their arguments in the row.
 
-        A worker fires in the thread that renews leases, which must not wait for a bucket. And a
-        store may answer that another worker has fired when it has carried out the same call twice,
-        since the first answer was lost: objects could not be removed after such an answer.
+        They are not put into an object store, because a worker fires in the thread that renews
+        leases, and that must not wait for a bucket. A store may also answer that another worker has
+        fired when it has carried out the same call twice, because the first answer was lost;
+        objects could not be removed after such an answer.
         """
         return self.plain.fire(name, expected, next_at, encoded_in_rows(jobs, self.codec))
 
@@ -142,7 +147,9 @@ class PayloadCodecStore:
 
 
 class ResultsTooLargeError(Exception):
-    """Results in an object store that nobody has room for; none of them was fetched."""
+    """The error for results in an object store that are too large for the caller. None of them was
+    fetched.
+    """
 
     def __init__(self, size: int) -> None:
         super().__init__(f"{size} bytes of results")
@@ -150,10 +157,11 @@ class ResultsTooLargeError(Exception):
 
 
 class PayloadCodecFlows:
-    """The flows of such a store. Values of signals are kept as they are: they are compared.
+    """The flows of such a store.
 
-    ``most``: bytes of results that are fetched from an object store for one call, at most.
-    ``known``: results that need not be read, as the store has them.
+    The values of signals are stored plain, because they are compared. ``most``: how many bytes of
+    results one call fetches from an object store. ``known``: results, as the store has them, that
+    need not be read.
     """
 
     def __init__(
@@ -181,11 +189,11 @@ class PayloadCodecFlows:
         return stored(steps, self._codec, lambda encoded: self._flows.add(flow, encoded))
 
     def results(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
-        """What jobs returned; raises UnreadableJobError, for a step cannot run without them."""
+        """What jobs returned. Raises UnreadableJobError, because a step cannot run without them."""
         found = self._read(ids)
         if self._most is not None:
-            # Without its header, and compressed, an object has no more bytes than what it holds:
-            # whatever is refused here is too large.
+            # Compressed, and counted without its header, an object has no more bytes than its
+            # content: whatever is refused here is too large.
             names = filter(None, map(object_of, found.values()))
             size = sum(max(0, name.size - MAX_HEADER) for name in names)
             if size > self._most:
@@ -193,11 +201,11 @@ class PayloadCodecFlows:
         return {each: result and self._decoded(each, result) for each, result in found.items()}
 
     def _read(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
-        """What is known, and the rest from the store."""
+        """The known results, and the rest from the store."""
         known = self._known
         if known:
             found: dict[str, bytes | None] = {}
-            for each in ids:  # once: another thread may let go of what is known
+            for each in ids:  # Read once: another thread may drop results from ``known``.
                 result = known.get(each)
                 if result is not None:
                     found[each] = result
@@ -220,13 +228,12 @@ class PayloadCodecFlows:
 def results_reader(
     store: Any, most: int | None = None, known: Mapping[str, bytes] | None = None
 ) -> Callable[[Sequence[str]], Mapping[str, bytes | None]] | None:
-    """What reads plain results of steps from a store; None where it keeps no flows.
+    """The function that reads plain results of steps from a store; None for a store without flows.
 
-    It raises ResultsTooLargeError where more than ``most`` bytes would have to be fetched from an
-    object store. What is ``known`` is not read.
-
-    Without a codec of its own a worker still meets what others have encoded: what is compressed it
-    reads, and for what is encrypted PayloadKeyError is raised.
+    It raises ResultsTooLargeError when more than ``most`` bytes would have to be fetched from an
+    object store, and does not read results that are ``known``. A worker without a codec still meets
+    what others have encoded: it reads what is compressed, and raises PayloadKeyError for what is
+    encrypted.
     """
     flows = getattr(store, "flows", None)
     if flows is None:
@@ -237,10 +244,11 @@ def results_reader(
 
 
 def encoded_jobs(jobs: Iterable[NewJob], codec: PayloadCodec) -> list[NewJob]:
-    """New jobs as the store keeps them. If one cannot be encoded, no object is left of the others.
+    """New jobs as the store keeps them. If one cannot be encoded, the objects of the others are
+    removed.
 
-    A job that extends another keeps its arguments in the row: that of the other job gets them, and
-    an object that names a job which never was would look like one that nobody needs.
+    A job that extends another job keeps its arguments in the row. The row of the other job gets
+    them, and an object that names a job which was never stored would look unused.
     """
     encoded: list[NewJob] = []
     try:
@@ -265,7 +273,7 @@ def stored(
     codec: PayloadCodec,
     store: Callable[[list[NewJob]], list[EnqueueResult]],
 ) -> list[EnqueueResult]:
-    """Store jobs encoded, each after its object; objects that came to no row are removed."""
+    """Store jobs encoded, each after its object. Objects whose row was not stored are removed."""
     if codec.objects is None:
         return store(encoded_jobs(jobs, codec))
     began_at = time.time()
@@ -274,7 +282,7 @@ def stored(
     try:
         added = store(encoded)
     except DuplicateJobError:
-        # Any other error may have come after the commit: then the sweep finds out.
+        # Any other error may have come after the commit; the sweep finds out.
         remove_objects(encoded, codec)
         raise
     failpoint("jobs.object.named")
@@ -286,7 +294,7 @@ def stored(
 
 
 def _check_objects(jobs: Iterable[NewJob], codec: PayloadCodec) -> None:
-    """Tell of jobs that were stored so long after their objects that these are gone."""
+    """Log jobs that were stored so long after their objects that the objects are gone."""
     named = [(job.id, object_of(job.args)) for job in jobs]
     objects = codec.objects
     gone = [id_ for id_, name in named if name and objects and not objects.is_there(name)]
@@ -300,7 +308,9 @@ def _check_objects(jobs: Iterable[NewJob], codec: PayloadCodec) -> None:
 
 
 def remove_objects(jobs: Iterable[NewJob], codec: PayloadCodec) -> None:
-    """Remove the objects of jobs that were not stored; what fails is left to the sweep."""
+    """Remove the objects of jobs that were not stored. Objects that cannot be removed are left to
+    the sweep.
+    """
     for job in jobs:
         name = object_of(job.args)
         if name is not None and codec.objects is not None:
@@ -309,7 +319,7 @@ def remove_objects(jobs: Iterable[NewJob], codec: PayloadCodec) -> None:
 
 
 def decoded_job(job: Job, codec: PayloadCodec) -> Job:
-    """A job with plain payloads, as far as the codec can read them; objects are not fetched."""
+    """A job with plain payloads, as far as the codec can decode them. Objects are not fetched."""
     if job.args.startswith(ENCODED_ARGS) and not names_object(job.args):
         try:
             args, kwargs = codec.decode_arguments(job.args, job.kwargs)
@@ -325,19 +335,19 @@ def decoded_job(job: Job, codec: PayloadCodec) -> Job:
 
 
 Lost = Callable[[Job, ErgonError], None]
-"""Is told of a job and of why one of its payloads is lost; may raise."""
+"""Called with a job and the reason why one of its payloads is lost; may raise."""
 
 
 def log_lost(job: Job, error: ErgonError) -> None:
-    """Copy the job without the payload, and say so."""
+    """Log the loss. The job is copied without the payload."""
     logger.warning("job %s is copied without a payload: %s", job.id, error.message)
 
 
 def inlined_job(job: Job, codec: PayloadCodec, lost: Lost = log_lost) -> Job:
-    """The job as it is kept elsewhere: what is in an object store is in its row, and still encoded.
+    """The job with its payloads in the row, still encoded, for a copy in another place.
 
-    Raises PayloadObjectError where the object store is away or not in the settings. What is missing
-    there, or damaged, is left as it is, unless ``lost`` raises.
+    Raises PayloadObjectError when the object store cannot be reached or is not in the settings. A
+    payload that is missing or damaged is left as it is, unless ``lost`` raises.
     """
     if not (names_object(job.args) or (job.result is not None and names_object(job.result))):
         return job
@@ -363,7 +373,7 @@ def _left_if_lost(job: Job, lost: Lost) -> Iterator[None]:
 
 
 def bounded(jobs: Iterable[Job], size: int) -> Iterator[list[Job]]:
-    """The same jobs in lists of which each has about so many bytes in an object store at most."""
+    """The jobs in lists that each have about so many bytes in an object store."""
     some: list[Job] = []
     total = 0
     for job in jobs:
@@ -379,7 +389,7 @@ def bounded(jobs: Iterable[Job], size: int) -> Iterator[list[Job]]:
 
 
 def loaded_job(job: Job, codec: PayloadCodec) -> tuple[Job, dict[str, str]]:
-    """The job with what it has in an object store, and why a part of it cannot be had."""
+    """The job with its payloads from the object store, and why a payload could not be read."""
     problems: dict[str, str] = {}
     if names_object(job.args):
         try:

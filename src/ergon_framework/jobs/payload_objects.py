@@ -1,10 +1,10 @@
-"""Payloads of jobs in an object store: what is written there, and how it is found again.
+"""Reads and writes payloads of jobs in an object store.
 
 ``PayloadObjects`` is made from ``objects`` of ``[jobs.codec]``. The row of a job names its object
-by digest and size. The object begins with a line that names the job and its store, so that whoever
-finds an object can ask whether its job still needs it. Each object has a random word in that line:
-two payloads never share one, however equal they are, and the one of a job that is gone can be
-removed without a thought for others.
+by digest and size. The object begins with a line that names the job and its store, so that a sweep
+that finds an object can ask whether its job still needs it. Each object has a random word in that
+line. So two payloads never share an object, even if they are equal, and the object of a deleted job
+can be removed without affecting other jobs.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from ergon_framework.errors import (
 from ergon_framework.ports.objectstore import ObjectStore
 
 OWNER = "payloads of jobs"
-"""Who owns the folder or bucket. No zone can have this name, so none takes such objects for its
-orphans; and a place of a zone is refused here.
+"""The owner recorded in the folder or bucket. No zone can have this name, so no zone takes these
+objects for its orphans; and a place that belongs to a zone is refused here.
 """
 MAX_HEADER = 4096
-"""Bytes of the first line, at most."""
+"""How many bytes the first line may have."""
 _BLOCK = 1 << 20
 
 
 class ObjectName(NamedTuple):
-    """What the row of a job says of its object."""
+    """What the row of a job says about its object."""
 
     digest: bytes
     size: int
@@ -51,7 +51,7 @@ class ObjectName(NamedTuple):
 
     @classmethod
     def of(cls, text: str, size: int) -> ObjectName:
-        """What such a text names; raises ValueError."""
+        """The name that such a text stands for. Raises ValueError."""
         kind, _, digits = text.partition(":")
         digest = bytes.fromhex(digits)
         if kind != "sha256" or len(digest) != 32 or size < 0:
@@ -63,7 +63,7 @@ class ObjectHeader(msgspec.Struct, frozen=True):
     """The first line of an object."""
 
     version: int = msgspec.field(name="ergon.payload")
-    store: str  # of which store the job is, as a digest of the store's id
+    store: str  # the store of the job, as a digest of the store's id
     job: str
     part: str
     nonce: str
@@ -74,8 +74,10 @@ _header = msgspec.json.Decoder(ObjectHeader).decode
 
 
 def store_tag(store: object) -> str:
-    """By what objects name a store: the same for each of its users; empty if it has no id."""
-    # Late: most programs keep no object, and what can be copied takes a while to import.
+    """The tag that names a store in its objects: the same for all its users, empty if
+    it has no id.
+    """
+    # Imported late: most programs keep no object, and this import takes a while.
     from ergon_framework.ports.transfer import store_id_of
 
     found = store_id_of(store)
@@ -83,10 +85,10 @@ def store_tag(store: object) -> str:
 
 
 class PayloadObjects:
-    """The objects in one place: a folder, ``s3://bucket/prefix``, or memory.
+    """The payload objects in one place: a folder, ``s3://bucket/prefix``, or memory.
 
-    ``above`` is in bytes of what would stand in the row otherwise. ``tag`` tells of which store the
-    jobs are.
+    ``above`` is the number of bytes that a payload in the row would have. ``tag`` names the store
+    of the jobs.
     """
 
     def __init__(self, place: str, above: int, tag: Callable[[], str] = str) -> None:
@@ -96,17 +98,19 @@ class PayloadObjects:
         self._found_tag = ""
 
     def of_store(self, store: object) -> PayloadObjects:
-        """The same for jobs of this store."""
+        """The same place, for jobs of the given store."""
         return PayloadObjects(self.place, self.above, lambda: store_tag(store))
 
     @property
     def tag(self) -> str:
-        """The store whose jobs these are; empty if it cannot be told from others."""
+        """The tag of the store that the jobs belong to; empty if the store cannot be told from
+        others.
+        """
         self._found_tag = self._found_tag or self._tag()
         return self._found_tag
 
     def put(self, job_id: str, part: str, data: bytes) -> ObjectName:
-        """Write a payload; it is durable when this returns. Raises StoreError."""
+        """Write a payload. It is durable when this returns. Raises StoreError."""
         header = ObjectHeader(1, self.tag, job_id, part, secrets.token_hex(8))
         try:
             return self.write(_encode(header) + b"\n" + data)
@@ -114,20 +118,19 @@ class PayloadObjects:
             raise _refused(error, f"a large payload cannot be kept in {self.place}") from error
 
     def write(self, content: bytes) -> ObjectName:
-        """Write an object as it is; one that is there already is fine."""
+        """Write an object as it is. It may exist already."""
         upload = _opened(self.place).upload()
         try:
             upload.write(content)
             blob = upload.finish()
         finally:
-            upload.abort()  # does nothing after ``finish``
+            upload.abort()  # Does nothing after ``finish``.
         return ObjectName(blob.digest, blob.size)
 
     def get(self, name: ObjectName) -> bytes:
         """The payload of an object.
 
-        Raises PayloadObjectError where it cannot be had now, and UnreadableJobError for one that is
-        damaged.
+        Raises PayloadObjectError when it cannot be read now, UnreadableJobError when it is damaged.
         """
         content = self.read(name)
         end = content.find(b"\n", 0, MAX_HEADER)
@@ -136,7 +139,7 @@ class PayloadObjects:
         return content[end + 1 :]
 
     def read(self, name: ObjectName) -> bytes:
-        """All of an object, its first line included; raises like :meth:`get`."""
+        """The whole object with its first line. Raises the same errors as :meth:`get`."""
         try:
             download = _opened(self.place).open(name.digest)
             if download is None:
@@ -168,25 +171,25 @@ class PayloadObjects:
         return _opened(self.place).stat(name.digest) is not None
 
     def remove(self, digest: bytes) -> bool:
-        """Delete an object for good; whether it was there. No row may name it."""
+        """Delete an object for good. Returns whether it existed. No row may name it."""
         store: Any = _opened(self.place)
         was_there = bool(store.delete(digest))
         if hasattr(store, "forget"):
-            store.forget(digest)  # a bucket keeps what was deleted for a while
+            store.forget(digest)  # A bucket with versioning keeps what was deleted for a while.
         return was_there
 
     def written_before(self, instant: float) -> Iterator[bytes]:
-        """The digests of all objects that were there before an instant."""
+        """The digests of all objects that existed before an instant."""
         store: Any = _opened(self.place)
         found: Iterator[bytes] = store.put_before(instant)
         return found
 
     def sweep_uploads(self, older_than: float) -> int:
-        """Remove what uploads left behind that were cut off so many seconds ago."""
+        """Remove the remains of uploads that were cut off so many seconds ago."""
         return _opened(self.place).sweep(older_than)
 
     def header_of(self, digest: bytes) -> ObjectHeader | None:
-        """What an object says of itself; None: it is gone, or none of ours."""
+        """The first line of an object. None if the object is gone or is not a payload."""
         download = _opened(self.place).open(digest)
         if download is None:
             return None
@@ -199,7 +202,7 @@ class PayloadObjects:
 
 
 def _refused(error: ErgonError, what: str) -> ErgonError:
-    """The same error with what it is about in front."""
+    """The same error with the object in front of its message."""
     return type(error)(f"{what}: {error.message}", remedy=error.remedy, details=error.details)
 
 
@@ -217,23 +220,25 @@ def _damaged(name: ObjectName, place: str) -> UnreadableJobError:
 
 
 class _OpenPlaces:
-    """One open store for each place; clients, workers and settings of one process share it."""
+    """One open store for each place, shared by the clients, workers and settings of one process."""
 
     def __init__(self) -> None:
         self.stores: dict[str, ObjectStore] = {}
         self.lock = threading.Lock()
 
     def after_fork(self) -> None:
-        """A child opens its own: it has neither the threads nor the connections of its parent."""
+        """Forget the open stores in a forked child, which has neither their threads nor their
+        connections.
+        """
         self.lock = threading.Lock()
         is_kept = "memory:".__eq__
         self.stores = {k: v for k, v in self.stores.items() if is_kept(k[:7])}
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close the open stores."""
         stores, self.stores = self.stores, {}
         for each in stores.values():
-            with suppress(Exception):  # the process ends
+            with suppress(Exception):  # The process is ending.
                 each.close()
 
 
@@ -243,7 +248,7 @@ atexit.register(_PLACES.close)
 
 
 def _opened(place: str) -> ObjectStore:
-    """The store at a place, opened when it is used first; a failure is tried again next time."""
+    """The store at a place. Opened at its first use; after a failure the next use tries again."""
     found = _PLACES.stores.get(place)
     if found is not None:
         return found
@@ -257,7 +262,7 @@ def _opened(place: str) -> ObjectStore:
 
 
 def checked_place(place: str) -> str:
-    """A place as the settings give it; raises ConfigurationError for what can be none."""
+    """Check a place that the settings name. Raises ConfigurationError."""
     from ergon_framework.storage.objectstore.urls import check_object_form
 
     check_object_form(place)

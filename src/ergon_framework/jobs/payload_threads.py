@@ -1,7 +1,7 @@
-"""Threads of a worker for payloads in an object store, so that nobody else waits for one.
+"""Threads of a worker for payloads in an object store, so that no other thread waits for one.
 
-The store thread renews leases and the event loop watches time limits: neither may wait for a bucket
-that takes seconds to answer, or for a disk.
+The store thread renews leases and the event loop watches time limits. Neither may wait for a disk,
+or for a bucket that takes seconds to answer.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ergon_framework.engine.clocks import SYSTEM_CLOCK
 logger = logging.getLogger("ergon.jobs")
 
 MAX_THREADS = 4
-"""How many payloads are on their way at once, each of them in memory."""
+"""How many payloads are read or written at once, each of them in memory."""
 MAX_IDLE = 10.0
-"""Seconds after which a thread ends that has nothing to do."""
+"""Seconds without work after which a thread ends."""
 
 
 class PayloadThreads:
-    """Calls what it is given, in threads that are started when they are needed."""
+    """Makes calls in threads that are started when they are needed."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -30,10 +30,10 @@ class PayloadThreads:
         self._threads = 0
         self._idle = 0
         self.under_way = 0
-        """How many calls have not ended."""
+        """How many calls have not returned."""
 
     def submit(self, call: Callable[[], None]) -> None:
-        """Call this in a thread, soon; it handles its own errors."""
+        """Make the call in a thread, soon. The call handles its own errors."""
         with self._changed:
             self.under_way += 1
             self._waiting.append(call)
@@ -44,7 +44,7 @@ class PayloadThreads:
                 SYSTEM_CLOCK.spawn("ergon-payloads", self._run)
 
     def wait(self, seconds: float) -> bool:
-        """Wait so long for the end of all calls; whether all have ended."""
+        """Wait so long for all calls to return. Returns whether they have."""
         with self._changed:
             return self._changed.wait_for(lambda: not self.under_way, seconds)
 

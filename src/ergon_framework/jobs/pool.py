@@ -1,8 +1,8 @@
-"""The processes of one executor: its command, how many run, which of them gets which job.
+"""The processes of one executor: their command, how many run, and which process gets which job.
 
-The pool is driven by ``attend``: called after every turn of the loop, it does what is due and
-answers when it wants to be called again. Slots are offered to the store thread only for processes
-that can take a job now, so nothing is claimed that would have to wait for a process.
+The worker calls ``attend`` after every turn of its loop. It does what is due and returns when it
+wants to be called again. Slots are offered to the store thread only for processes that can take a
+job now, so no job is claimed that would have to wait for a process.
 """
 
 from __future__ import annotations
@@ -60,11 +60,13 @@ from ergon_framework.storage.failpoints import declare, failpoint
 logger = logging.getLogger("ergon.jobs")
 
 FILES_PER_PROCESS, SPARE_FILES = 8, 100
-"""Descriptors that each executor process takes in its worker, and those for all the rest."""
+"""How many descriptors each executor process takes in its worker, and how many all the
+rest needs.
+"""
 
 
 def checked(name: str, settings: ExecutorSettings) -> ExecutorSettings:
-    """The settings with the program's full path; refused when there is no such program."""
+    """The settings with the program's full path. Refused if there is no such program."""
     cwd = settings.cwd
     if cwd is not None and not Path(cwd).is_dir():
         raise ConfigurationError(
@@ -77,7 +79,7 @@ def checked(name: str, settings: ExecutorSettings) -> ExecutorSettings:
     path = settings.env.get("PATH", os.environ.get("PATH"))
     base = Path(cwd or os.curdir)
     found = str(base / program) if os.sep in program else _which(program, path)
-    # A folder passes ``X_OK``, so it is asked for by itself.
+    # A folder passes ``X_OK``, so that is checked separately.
     if found is None or not os.access(found, os.X_OK) or Path(found).is_dir():
         raise ConfigurationError(
             f"executors.{name}.command: there is no program {program!r} that can be started",
@@ -87,7 +89,7 @@ def checked(name: str, settings: ExecutorSettings) -> ExecutorSettings:
 
 
 def allow_descriptors(processes: int) -> None:
-    """Raise this process's limit of open files to what so many executors take, or warn."""
+    """Raise this process's limit of open files to what so many executors need, or warn."""
     needed = processes * FILES_PER_PROCESS + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -115,17 +117,19 @@ def _absolute(path: str) -> str:
 
 
 ASSUMED_UP_AFTER = 0.25
-"""Seconds after which a process that never says it is ready may be given a request."""
+"""Seconds after which a process that never reports readiness may be given a request."""
 EXIT_POLL_INTERVAL = 0.5
-"""Seconds between looks at children where the platform does not tell of their end."""
+"""Seconds between two checks of children on systems that do not report their end."""
 
 MAX_LACKING = 100
-"""Handlers that it does not have and that are logged, each once."""
+"""How many missing handlers are logged, each of them once."""
 
 EXPECTED_ENDS = frozenset(
     {EndReason.STOP, EndReason.RECYCLED, EndReason.LEASE_LOST, EndReason.CANCELLED}
 )
-"""Ends of a process that we have asked for, through no fault of the executor."""
+"""Reasons for which a process ended because this worker asked it to, not by a fault of the
+executor.
+"""
 
 declare("worker.before_send", "worker.after_send", "worker.answered")
 
@@ -140,32 +144,32 @@ class PoolOwner(Protocol):
     watchdog: Watchdog
 
     def offer(self, executor: str, slots: int) -> int:
-        """Offer more slots, or take some back; returns the change that was made."""
+        """Offer more slots, or take some back. Returns the change that was made."""
 
     def finish(
         self, claim: Claim, event: JobEvent, seconds: float | None, result: bytes | None
     ) -> None:
-        """Settle a claimed job by what was seen of it."""
+        """Settle a claimed job by what happened to it."""
 
     def tell(self, name: str, **fields: Any) -> None:
-        """A notice."""
+        """Send a notice."""
 
     def progressed(self) -> None:
-        """A job has told how far it is, which others want to see."""
+        """A job has reported progress, which the store is to be told."""
 
     def wall(self) -> float:
         """The store's clock, about."""
 
     @property
     def is_full(self) -> bool:
-        """Whether no more jobs are to be taken, until outcomes have left."""
+        """Whether no more jobs are to be taken until outcomes were written."""
 
     @property
     def is_forced(self) -> bool:
-        """Whether somebody asked for an end at once, and executors are killed on purpose."""
+        """Whether somebody asked for an end at once, so that executors are killed on purpose."""
 
     def dirty(self, pool: ExecutorPool) -> None:
-        """Something happened that the pool has to attend to after this turn."""
+        """Note that the pool must be attended to after this turn."""
 
 
 class ExecutorPool:
@@ -185,23 +189,28 @@ class ExecutorPool:
         self.processes: list[ExecutorProcess] = []
         self.gate = StartGate()
         self.next_at: float | None = 0.0
-        self.is_open = True  # starts processes and takes jobs
+        self.is_open = True  # Whether it starts processes and takes jobs.
         self.strays = 0
         self.recycled: Counter[RecycleReason] = Counter()
-        """Processes that were replaced because they had reached a limit, by that."""
+        """How many processes were replaced because they had reached a limit, by that limit."""
         self.bad_end = ""
-        """How a process ended that was asked to leave and did not end well; empty: none."""
+        """How a process ended that was asked to exit and did not end well; empty: every one ended
+        well.
+        """
         self._owner = owner
         self._now: Callable[[], float] = owner.loop.now
         self._waiting: deque[Claim] = deque()
         self._solos: deque[Claim] = deque()
         self._offered = 0
         self.handlers: frozenset[str] | None = None
-        """What every process of it can run, as they have said; None: one has not said so."""
-        self._lacking: set[str] = set()  # handlers of jobs that were given back; told once
-        self._says_ready = False  # an earlier process of this executor did
+        """The handlers that every process of the pool reports; None: a process has not reported
+        any.
+        """
+        # Handlers of jobs that were given back; each is reported once.
+        self._lacking: set[str] = set()
+        self._says_ready = False  # An earlier process of this executor reported readiness.
         self._has_answered = False
-        self._has_lasted = False  # a process of it lived through its startup grace
+        self._has_lasted = False  # A process of it outlived its startup grace.
         self._failed_starts = 0  # in a row, by this pool's own count
         self._stopping = False
 
@@ -219,28 +228,28 @@ class ExecutorPool:
 
     @property
     def is_up(self) -> bool:
-        """Whether at least one process works."""
+        """Whether at least one process is up."""
         return any(process.is_up and process.end_reason is None for process in self.processes)
 
     @property
     def never_started(self) -> bool:
-        """Whether no process of it has ever said that it is ready, answered, or lasted."""
+        """Whether no process of it has ever reported readiness, answered, or lasted."""
         return not (self._says_ready or self._has_answered or self._has_lasted)
 
     @property
     def start_problem(self) -> str:
-        """Why no process is there, where the last start has failed; empty: one is, or may be."""
+        """Why there is no process, if the last start failed; empty if there is, or may be, one."""
         now = self._now()
         is_down = not any(self._is_usable(process, now) for process in self.processes)
         return self.gate.reason if self._failed_starts and is_down else ""
 
     def may_have(self, handler: str) -> bool:
-        """Whether it can run such a job: it has said so, or says nothing of what it can run."""
+        """Whether it can run a job: it reported the handler, or reports no handlers at all."""
         return self.is_known if self.handlers is None else handler in self.handlers
 
     @property
     def is_known(self) -> bool:
-        """Whether it has said what it can run, or has had its time to say so."""
+        """Whether it has reported its handlers, or its time to do so is over."""
         if self._says_ready or self._has_answered:
             return True
         now = self._now()
@@ -252,12 +261,13 @@ class ExecutorPool:
         return not self.processes
 
     def take(self, slots: int, claims: Sequence[Claim]) -> None:
-        """Run these jobs; ``slots`` of those that the pool had offered were used for the claim.
+        """Run these jobs. ``slots`` is how many of the offered slots the claim used.
 
-        More slots than jobs: the worker itself has answered for a job that names no handler.
+        It is more than there are jobs when the worker itself has answered for a job that names no
+        handler.
         """
-        # Taken off before the jobs are queued: ``_offer_slots`` counts those that wait against what
-        # is free.
+        # Subtracted before the jobs are queued: ``_offer_slots`` counts jobs that wait against free
+        # slots.
         self._offered -= slots
         for claim in claims:
             if self.handlers is not None and claim.handler not in self.handlers:
@@ -271,7 +281,9 @@ class ExecutorPool:
         self._owner.dirty(self)
 
     def attend(self, now: float) -> None:
-        """Look after the processes, start missing ones, send what waits, and offer free slots."""
+        """Attend to the processes: start missing ones, send waiting requests, and offer
+        free slots.
+        """
         for process in tuple(self.processes):
             self._look_at(process, now)
         times: list[float | None] = []
@@ -287,7 +299,7 @@ class ExecutorPool:
         self.next_at = min((at for at in times if at is not None), default=None)
 
     def stop_taking(self) -> None:
-        """Release the jobs that no process has got yet, and take no more."""
+        """Release the jobs that no process has taken, and take no more."""
         self.is_open = False
         self._give_back()
         self._owner.dirty(self)
@@ -306,10 +318,10 @@ class ExecutorPool:
         self._owner.dirty(self)
 
     def cancel_marked(self) -> None:
-        """Cancel jobs that somebody does not want any more.
+        """Cancel jobs that somebody has asked to cancel.
 
-        One that waits here is settled at once. One that a process runs is told to it; if that does
-        not help, the process is ended, but not while it has other jobs in hand.
+        A job that waits here is settled at once. A process that runs one is told. If that does not
+        help, the process is ended, but not while it has other jobs.
         """
         for claims in (self._waiting, self._solos):
             for claim in [each for each in claims if each.cancel is not None]:
@@ -320,15 +332,16 @@ class ExecutorPool:
         self._owner.dirty(self)
 
     def note_memory(self, used: Mapping[int, int]) -> None:
-        """Take in how many bytes each process has, with all that it has started, by pid."""
+        """Note how many bytes each process uses, with all that it has started, by pid."""
         for process in self.processes:
             process.limits.look_at_memory(process.given, used.get(process.child.pid, 0))
         self._owner.dirty(self)
 
     def note_killed(self) -> int:
-        """Mark processes that the watchdog killed while this worker was suspended; how many.
+        """Mark processes that the watchdog killed while this worker was suspended. Returns how
+        many.
 
-        Their jobs are released without a charge: their executors did nothing wrong.
+        Their jobs are released without a charge, because their executors did nothing wrong.
         """
         found = [process for process in self.processes if process.was_killed()]
         for process in found:
@@ -337,16 +350,17 @@ class ExecutorPool:
         return len(found)
 
     def close_inputs(self) -> None:
-        """Close the input of every process, now that nothing is in flight: it ends by itself."""
+        """Close the input of every process, now that nothing is in flight, so that each exits."""
         self._stopping = True
         for process in self.processes:
             process.close_input()
         self._owner.dirty(self)
 
     def end(self, *, at_once: bool) -> None:
-        """End every process. Its jobs are released when it is dead, and not before.
+        """End every process. The jobs of a process are released when it is dead, and not before.
 
-        Released earlier, another worker could run a job beside the handler that still runs it.
+        If they were released earlier, another worker could run a job beside the handler that still
+        runs it.
         """
         self._stopping = True
         now = self._now()
@@ -355,7 +369,7 @@ class ExecutorPool:
         self._owner.dirty(self)
 
     def status(self) -> dict[str, Any]:
-        """What an operator wants to know."""
+        """The state of the pool, for operators."""
         now = self._now()
         wait = max(0.0, self.gate.open_until - now)
         return {
@@ -374,19 +388,19 @@ class ExecutorPool:
     # ---- ProcessListener: called by the processes, inside a turn of the loop ----
 
     def answered(self, process: ExecutorProcess, request: PendingRequest, reply: Reply) -> None:
-        """An executor answered."""
+        """An executor answered a request."""
         failpoint("worker.answered")
         if self.gate.failures:
             self.gate.answered(process.started_at)
         self._has_answered = True
         owner, claim = self._owner, request.claim
         if reply.error_type == HANDLER_NOT_FOUND and process.lacks(claim.handler):
-            # It was given the request before it had said what it can run.
+            # It was given the request before it had reported its handlers.
             self._leave_to_others(claim)
             owner.dirty(self)
             return
         # A success counts however late it is, as long as the lease holds. Any other late answer is
-        # told as the timeout that it is.
+        # reported as the timeout that it is.
         if request.is_overdue and reply.status is not Status.SUCCESS:
             event: JobEvent = process.expired(request)
         elif request.is_silent and reply.status is not Status.SUCCESS:
@@ -419,33 +433,33 @@ class ExecutorPool:
         self._owner.dirty(self)
 
     def progressed(self, request: PendingRequest, report: ProgressReport) -> None:
-        """A handler said how far its job is."""
+        """A handler reported its progress."""
         claim = request.claim
         claim.progress = progress_record(claim, report, self._owner.wall())
         self._owner.progressed()
 
     def became_ready(self, process: ExecutorProcess) -> None:
-        """A process said that it is ready."""
+        """A process reported that it is ready."""
         self._says_ready = True
         self._note_handlers()
         self._owner.dirty(self)
 
     def exited(self, process: ExecutorProcess) -> None:
-        """A process has ended, or is about to."""
+        """A process has ended, or is about to end."""
         self._owner.dirty(self)
 
     # ---- inside ----
 
     def _note_handlers(self) -> None:
-        """Take in what the processes can run, and give back what waits here and they cannot.
+        """Note which handlers the processes report, and give back jobs that none of them can run.
 
-        With code that was replaced in place they differ. Then the pool has what all of them have: a
-        job goes to any of them.
+        When code was replaced in place, processes report different handlers. The pool then has
+        those that all of them have, because a job goes to any process.
         """
         able = [each for each in self.processes if each.has_reported and not each.end_reason]
         said = [each.handlers for each in able]
         known = [each for each in said if each is not None]
-        if not said:  # until the next one is up, they are taken for what they were
+        if not said:  # Until the next process is up, the pool is taken to have the same handlers.
             return
         self.handlers = frozenset.intersection(*known) if len(known) == len(said) else None
         handlers = self.handlers
@@ -457,7 +471,9 @@ class ExecutorPool:
                 self._leave_to_others(claim)
 
     def _leave_to_others(self, claim: Claim) -> None:
-        """Give a job back that no process here has the handler for; another version may have it."""
+        """Give a job back whose handler no process here has; a worker of another version may have
+        it.
+        """
         handler, named = claim.handler, claim.job.executor.partition("#")[0]
         text = f"this worker's executor {self.name!r} has no handler {handler!r}"
         if handler not in self._lacking and len(self._lacking) < MAX_LACKING:
@@ -476,8 +492,7 @@ class ExecutorPool:
         return sum(len(process.in_flight) for process in self.processes)
 
     def _look_at(self, process: ExecutorProcess, now: float) -> None:
-        # First of all: a process that is dead must not be judged by the deadlines below, which
-        # would blame its jobs for a timeout.
+        # First of all: the deadlines below would blame the jobs of a dead process for a timeout.
         if process.may_have_exited and process.child.has_exited():
             self._remove_ended(process, now)
             return
@@ -494,7 +509,8 @@ class ExecutorPool:
             process.end(EndReason.CANCELLED, now)
         if self._is_silent(process, now):
             process.end(EndReason.NOT_UP, now)
-        if self._is_usable(process, now):  # one that starts slower than it ages must not multiply
+        # A process that starts more slowly than it ages must not multiply.
+        if self._is_usable(process, now):
             process.limits.look(process.given, now)
         if process.is_dismissed and not process.in_flight:
             self._retire(process, now)
@@ -512,17 +528,17 @@ class ExecutorPool:
     def _is_usable(self, process: ExecutorProcess, now: float) -> bool:
         if process.end_reason is not None:
             return False
-        # An executor in another language may know nothing of the ready descriptor. Once one process
-        # of it has used it, all have to.
+        # An executor in another language may not know the ready descriptor. Once one process of it
+        # has used the descriptor, all of them have to.
         waits = not self._says_ready and now >= process.started_at + ASSUMED_UP_AFTER
         return process.is_up or waits
 
     def _is_silent(self, process: ExecutorProcess, now: float) -> bool:
-        """Whether a process that should say it is ready has not done so in its grace."""
+        """Whether a process that should report readiness has not done so within its grace."""
         return self._says_ready and now >= process.up_at and not process.is_up
 
     def _retire(self, process: ExecutorProcess, now: float) -> None:
-        """Let a process leave that has reached a limit and has nothing in hand."""
+        """Let a process exit that has reached a limit and has no request."""
         reason = process.limits.reason
         if process.end_reason is not None or reason is None:
             return
@@ -536,8 +552,8 @@ class ExecutorPool:
     def _relieve(self, now: float) -> None:
         """Give no more jobs to processes that have reached a limit and whose successors are up.
 
-        Until then they go on, so that the pool has its size all the time. Only ``max_jobs`` is not
-        exceeded while a successor starts.
+        Until then they go on, so that the pool keeps its size. Only ``max_jobs`` is never exceeded
+        while a successor starts.
         """
         able = [
             each for each in self.processes if self._is_usable(each, now) and not each.is_dismissed
@@ -553,7 +569,7 @@ class ExecutorPool:
         ends = self._settle_requests_of(process, now)
         is_asked = process.end_reason in EXPECTED_ENDS or self._stopping
         self._report_end(process, is_asked=is_asked)
-        # One that never came up held nothing; the start gate is about those.
+        # A process that never came up had no jobs; the start gate handles those.
         if is_asked and process.is_up and self._ended_badly(process, is_idle=not ends):
             self._note_bad_end(process)
         has_lasted = now >= max(process.up_at, process.started_at + ASSUMED_UP_AFTER)
@@ -566,9 +582,9 @@ class ExecutorPool:
     def _settle_requests_of(
         self, process: ExecutorProcess, now: float
     ) -> list[tuple[PendingRequest, JobEvent]]:
-        """Settle what a process that has ended had in flight; returns those requests."""
-        # Reads the last answers before anything is settled: a process may answer and die in one
-        # breath, and that answer counts.
+        """Settle the requests of a process that has ended, and return them."""
+        # The last answers are read before anything is settled: a process may answer and die at
+        # once, and then its answer counts.
         ends = process.finish_requests()
         self._note_handlers()
         for request, event in ends:
@@ -582,8 +598,10 @@ class ExecutorPool:
         self._owner.tell(name, executor=self.name, pid=process.child.pid, how=how)
 
     def _note_bad_end(self, process: ExecutorProcess) -> None:
-        """Log that a process was asked to leave and failed to; a stop of the worker reports it."""
-        # Its jobs have their outcomes; what it had opened may not be closed.
+        """Log that a process was asked to exit and ended badly; the worker reports it when it
+        stops.
+        """
+        # Its jobs have their outcomes, but what it had opened may not be closed.
         reason = _end_reason(process)
         text = "executor %r was asked to leave, and did not end well: %s"
         logger.warning(text, self.name, reason)
@@ -591,7 +609,7 @@ class ExecutorPool:
             self.bad_end = self.bad_end or reason
 
     def _hold_back_starts(self, process: ExecutorProcess, now: float, *, has_lasted: bool) -> None:
-        """Let the start gate decide when the next process may start after one has died."""
+        """After a process has died, let the start gate decide when the next one may start."""
         reason = _end_reason(process)
         if not process.is_up and not has_lasted:
             self._failed_starts += 1
@@ -615,11 +633,12 @@ class ExecutorPool:
             self._owner.tell("executor.held_back", executor=self.name, delay=delay, reason=reason)
 
     def _ended_badly(self, process: ExecutorProcess, *, is_idle: bool) -> bool:
-        """Whether a process that was asked to leave did so with an error, or not by itself.
+        """Whether a process that was asked to exit failed to, or ended with an error.
 
-        One that is killed in the middle of a job has used up the grace of the worker, and the job
-        is released. One that is killed without any has ended badly if it said that it was closing
-        what it had opened; it may as well have waited for a collector of spans that is away.
+        A process that is killed while it runs a job has used up the grace of the worker, and its
+        job is released. A process that is killed without a job has ended badly if it reported that
+        it was closing what it had opened. Otherwise it may have been waiting for a collector of
+        spans that cannot be reached.
         """
         status = process.child.status or 0
         is_left_alone = self._stopping or process.end_reason is EndReason.RECYCLED
@@ -629,7 +648,7 @@ class ExecutorPool:
 
     @property
     def _missing(self) -> int:
-        """How many processes are to be started; those that have reached a limit are replaced."""
+        """How many processes to start; processes that have reached a limit are replaced."""
         lasting = sum(not each.limits.reason for each in self.processes)
         room = self.settings.max_processes - len(self.processes)
         return min(self.settings.pool_size - lasting, room)
@@ -638,7 +657,8 @@ class ExecutorPool:
         if self._missing <= 0:
             return None
         while self._missing > 0 and self.gate.may_start(now):
-            # After a failed start, one process at a time tries: if it comes up, the others follow.
+            # After a failed start only one process is started at a time; when it comes up, the
+            # others follow.
             if self.gate.failures and any(not process.is_up for process in self.processes):
                 return now + ASSUMED_UP_AFTER
             self._start(now)
@@ -648,7 +668,7 @@ class ExecutorPool:
         settings = self.settings
         env = executor_environment(os.environ, settings, self._owner.read_elsewhere)
         env["ERGON_MAX_IN_FLIGHT"] = str(settings.max_in_flight)
-        # A worker may itself run under an executor and have inherited it.
+        # A worker may itself run under an executor and have inherited this variable.
         env.pop("ERGON_MAX_IN_FLIGHT_LIMIT", None)
         if not settings.sets_max_in_flight:
             env["ERGON_MAX_IN_FLIGHT_LIMIT"] = str(MAX_IN_FLIGHT)
@@ -671,13 +691,15 @@ class ExecutorPool:
         if not self._waiting and not self._solos:
             return
         usable = [process for process in self.processes if self._is_usable(process, now)]
-        wall = time.time()  # read once for all requests: encoding an instant is cached by value
+        # Read once for all requests, because encoding an instant is cached by its value.
+        wall = time.time()
         if not usable and not self.processes and not self.gate.may_start(now):
-            # The process that they were claimed for is gone, and the gate lets no other start yet.
+            # The process that they were claimed for is gone, and the start gate lets no other start
+            # yet.
             self._give_back()
             return
-        # Before the others: a solo job needs a process to itself, and would never find one that is
-        # empty.
+        # Before the others: a solo job needs a process to itself, and would never find an empty
+        # one.
         if self._solos:
             self._dispatch_solos(usable, now, wall)
         # The emptiest first, so that a burst of slow jobs does not queue up behind one process
@@ -686,11 +708,11 @@ class ExecutorPool:
             room = process.room
             if room <= 0 or not self._waiting:
                 continue
-            share = -(-len(self._waiting) // len(usable))  # spread over the processes
+            share = -(-len(self._waiting) // len(usable))  # Spread evenly over the processes.
             for _ in range(min(room, max(share, 1), len(self._waiting))):
                 self._send(process, self._waiting.popleft(), now, wall)
             process.flush()
-        for process in usable:  # what the even shares left over
+        for process in usable:  # What the even shares left over.
             while self._waiting and process.room > 0:
                 self._send(process, self._waiting.popleft(), now, wall)
             process.flush()
@@ -713,11 +735,11 @@ class ExecutorPool:
         # The executor gets the deadline with the request, before it is up, so its startup grace is
         # added.
         starting = 0.0 if process.is_up else max(0.0, process.up_at - now)
-        deadline_at = wall + timeout + starting  # by the executor's clock, which is ours
+        deadline_at = wall + timeout + starting  # by the executor's clock, which is this machine's
         line = request_line(claim, self._owner.settler, self._owner.name, deadline_at)
         failpoint("worker.before_send")
-        # In this order: the store thread charges what is written and old enough, and must not see
-        # a claim that is written since 0.0.
+        # In this order, because the store thread charges requests that are written and old enough:
+        # it must not see a claim that is marked as written but still has the instant 0.0.
         claim.written_at = now
         claim.is_written = True
         process.give(claim, line, timeout)
@@ -726,7 +748,8 @@ class ExecutorPool:
         rooms = sum(max(0, each.room) for each in self.processes if self._is_usable(each, now))
         if len(self.processes) <= self.settings.pool_size:
             return rooms
-        # Processes finish beside their successors; together they run no more than the pool may.
+        # Processes that are being replaced finish beside their successors; together they run no
+        # more jobs than the pool may.
         most = self.settings.pool_size * max(each.max_in_flight for each in self.processes)
         return max(0, min(rooms, most - self._in_flight))
 
@@ -734,7 +757,7 @@ class ExecutorPool:
         free = self._slots(self._now()) - len(self._waiting) - len(self._solos)
         wanted = max(0, free) if self.is_open and not self._owner.is_full else 0
         if wanted != self._offered:
-            # Fewer may be taken back than asked: a claim under way is using the others.
+            # Fewer slots may be taken back than asked for: a claim under way is using the others.
             self._offered += self._owner.offer(self.name, wanted - self._offered)
 
 
@@ -762,7 +785,7 @@ def _end_reason(process: ExecutorProcess) -> str:
 def _is_able_to_start(
     process: ExecutorProcess, ends: Sequence[tuple[PendingRequest, JobEvent]]
 ) -> bool:
-    """Whether the end of a process says nothing against the next start.
+    """Whether the end of a process says nothing against starting the next one.
 
     ``ends`` are the requests that it had in flight.
     """
@@ -770,8 +793,7 @@ def _is_able_to_start(
     is_jobs_fault = process.is_broken or any(
         isinstance(event, ProcessDied) and event.was_read for _, event in ends
     )
-    # A program that serves some requests and exits with 0 is one that recycles itself: it is
-    # replaced at once.
+    # A program that serves some requests and exits with 0 recycles itself: it is replaced at once.
     has_recycled_itself = process.child.status == 0 and process.answers > 0 and not ends
     return is_jobs_fault or has_recycled_itself
 

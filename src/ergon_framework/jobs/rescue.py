@@ -57,12 +57,12 @@ declare("worker.before_rescue")
 
 
 def is_stall(seconds: float, lease: float) -> bool:
-    """Whether an answer took so long that a holder which renews in time may have come too late."""
+    """Whether an answer took so long that a holder that renews in time may have come too late."""
     return seconds > lease / 3
 
 
 class Rescue:
-    """Rescues jobs whose leases have expired. Only the thread that talks to the store uses it."""
+    """Rescues jobs whose leases have expired. Used only by the thread that talks to the store."""
 
     def __init__(
         self,
@@ -73,11 +73,11 @@ class Rescue:
         report: Callable[[str, dict[str, Any]], None],
         now: Callable[[], float],
     ) -> None:
-        """``holds`` tells whether a job, by id and fence, is claimed by this very worker."""
+        """``holds`` says whether a job, by id and fence, is claimed by this very worker."""
         self.leases: Mapping[str, float] = {}
-        """How long each worker claims for, by its last heartbeat."""
+        """How long each worker claims for, by its latest heartbeat."""
         self.holders: Mapping[str, WorkerRecord] = {}
-        """What each worker last told of itself."""
+        """The latest record of each worker."""
         self.count = 0
         """Jobs rescued so far."""
         self._has_looked = False
@@ -89,7 +89,7 @@ class Rescue:
         self._now = now
 
     def after_outage(self) -> float:
-        """When to rescue next after an outage: live workers have one lease to renew."""
+        """When to rescue next after an outage: live workers get one lease to renew."""
         return self._now() + self._settings.lease
 
     def after_stall(self) -> float:
@@ -97,15 +97,16 @@ class Rescue:
         return self._now() + self._settings.lease / 2
 
     def run(self) -> float:
-        """Rescue what there is to rescue; after how many seconds to look again."""
+        """Rescue expired jobs. Returns the seconds until the next search."""
         asked_at = self._now()
-        # Before the look: a lease that a clock set back has stretched is not among the expired ones
-        # until it is cut.
+        # Before the search: a lease that a clock set back has stretched is not among the expired
+        # ones until it is cut.
         self._heal_leases()
         jobs = self._store.expired_leases(RESCUE_BATCH)
-        # The list is as old as the answer was slow: a holder may have renewed while it was made.
+        # The list is as old as the answer was slow: a holder may have renewed since it was made.
         if is_stall(self._now() - asked_at, self._settings.claimed_for):
-            return self._settings.lease / 2  # they may be of workers that waited as we did
+            # They may belong to workers that waited as this one did.
+            return self._settings.lease / 2
         is_first, self._has_looked = not self._has_looked, True
         known = [job for job in jobs if not (is_first and self._may_live(job.worker))]
         self._settle(self._decide(known))
@@ -114,21 +115,22 @@ class Rescue:
         return 0.0 if len(jobs) == RESCUE_BATCH else self._settings.claimed_for / 5
 
     def _may_live(self, worker: str | None) -> bool:
-        """Whether the holder of a lease may live, as far as this machine can tell.
+        """Whether the holder of a lease may be alive, as far as this machine can tell.
 
-        A worker that lives has told of itself; one that left, or was not seen for long, has not.
+        A live worker has written a record of itself. A worker that left, or has not written for
+        long, has none.
         """
         record = self.holders.get(worker or "")
         if record is None:
             return False
-        # Whether a process lives can only be asked of one's own machine.
+        # Whether a process is alive can only be asked on its own machine.
         if record.host != socket.gethostname():
             return True
         try:
             os.kill(record.pid, 0)
         except ProcessLookupError:
             return False
-        except (OSError, OverflowError):  # another user's
+        except (OSError, OverflowError):  # The process belongs to another user, so it exists.
             return True
         return True
 
@@ -139,8 +141,8 @@ class Rescue:
             # By fence, too: an earlier claim of ours that another worker rescued is not ours any
             # more.
             if self._holds(job.id, job.fence):
-                continue  # ours: it will be renewed
-            with suppress(InvalidTransition):  # somebody has settled it already
+                continue  # It is ours, and will be renewed.
+            with suppress(InvalidTransition):  # Somebody has settled it already.
                 settlements.append(
                     self._settler.settle_stored(job, LeaseExpired(), now, if_expired=True)
                 )

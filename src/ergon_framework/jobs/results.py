@@ -1,4 +1,4 @@
-"""Waiting for a job's end, woken by the store and never busy."""
+"""Waits for the end of a job, woken by the store instead of polling all the time."""
 
 from __future__ import annotations
 
@@ -31,20 +31,22 @@ from ergon_framework.storage.deadlines import CALL_BUDGET
 from ergon_framework.storage.urls import option_for, pasteable
 
 MIN_POLL_INTERVAL = 0.005
-"""Seconds between two looks at the store: in a busy one, jobs end all the time."""
+"""Seconds between two reads of the store: in a busy store jobs end all the time, and each end wakes
+the waiters.
+"""
 POLL_INTERVAL = 1.0
-"""Seconds after which one looks without having been woken."""
+"""Seconds after which a waiter reads the store without having been woken."""
 
 
 class SharedSubscription:
-    """One subscription for all threads that wait: one of them waits on it and wakes the others."""
+    """One subscription for all threads that wait: one thread waits on it and wakes the others."""
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
         self._changed = threading.Condition()
         self._subscription: Subscription | None = None
         self._users = 0
-        self._is_watched = False  # a thread waits on it, and wakes the others
+        self._is_watched = False  # Whether a thread waits on it, and will wake the others.
         self._notifications = 0
 
     @property
@@ -53,27 +55,29 @@ class SharedSubscription:
         return self._users
 
     def join(self) -> Waiter:
-        """Join the subscription, which is open as long as it has a waiter."""
+        """Join the subscription, which stays open while it has a waiter."""
         with self._changed:
             if self._subscription is None:
                 self._subscription = self._store.subscribe(Topic.DONE)
-                # A thread that left while it waited on the subscription before must not keep the
-                # new one unwatched.
+                # A thread that left while it waited on the earlier subscription must not keep the
+                # new one from being watched.
                 self._is_watched = False
             self._users += 1
             return Waiter(self, self._subscription, self._notifications)
 
     def leave(self) -> None:
-        """Leave; the last waiter closes the subscription."""
+        """Leave. The last waiter closes the subscription."""
         with self._changed:
             self._users -= 1
-            # Kept as long as somebody waits: to subscribe costs a pipe or a connection.
+            # Kept while anybody waits, because subscribing costs a pipe or a connection.
             if self._users == 0 and self._subscription is not None:
                 self._subscription.close()
                 self._subscription = None
 
     def wait(self, subscription: Subscription, seen: int, seconds: float) -> int:
-        """Block until there are more notifications than ``seen``, or for so long; their number."""
+        """Wait until there are more notifications than ``seen``, or for so long. Returns their
+        number.
+        """
         until = time.monotonic() + seconds
         if self._is_my_turn(seen, until):
             is_notified = False
@@ -81,7 +85,8 @@ class SharedSubscription:
                 is_notified = subscription.wait(max(0.0, until - time.monotonic()))
             finally:
                 with self._changed:
-                    # Also when it was interrupted: the others would wait for a thread that is gone.
+                    # Also when it was interrupted: the others would wait for a thread that has
+                    # left.
                     self._is_watched = False
                     self._notifications += is_notified
                     # The others were notified too, or one of them waits on it now.
@@ -91,7 +96,7 @@ class SharedSubscription:
     def _is_my_turn(self, seen: int, until: float) -> bool:
         with self._changed:
             self._changed.wait_for(
-                # A notification that came in between counts, whoever received it.
+                # A notification that came in between counts, whichever thread received it.
                 lambda: self._notifications != seen or not self._is_watched,
                 max(0.0, until - time.monotonic()),
             )
@@ -102,7 +107,7 @@ class SharedSubscription:
 
 
 class Waiter:
-    """One thread that waits; a notification between two waits counts."""
+    """One thread that waits. A notification between two waits is not lost."""
 
     def __init__(self, shared: SharedSubscription, subscription: Subscription, seen: int) -> None:
         self._shared = shared
@@ -110,7 +115,7 @@ class Waiter:
         self._seen = seen
 
     def wait(self, seconds: float) -> bool:
-        """Block until notified, or until that much time has passed; whether it was notified."""
+        """Wait until notified, or for so long. Returns whether it was notified."""
         before = self._seen
         self._seen = self._shared.wait(self._subscription, before, seconds)
         return self._seen != before
@@ -123,12 +128,12 @@ class Waiter:
 def wait_in_time(
     store: JobStore, shared: SharedSubscription, job_id: str, timeout: float | None, poll: float
 ) -> Job:
-    """Do :func:`wait_for`, and keep the timeout even when the store does not answer."""
+    """Call :func:`wait_for`, and keep the caller's timeout even if the store does not answer."""
     check_timeout(timeout)
     began = time.monotonic()
     try:
-        # Within the caller's time: a server that does not answer would else keep it for its own
-        # timeout.
+        # Limited to the caller's time: a server that does not answer would keep the caller for the
+        # server's own timeout.
         return CALL_BUDGET.run_within(
             timeout, lambda: wait_for(store, shared, job_id, timeout, poll)
         )
@@ -139,7 +144,7 @@ def wait_in_time(
 
 
 def check_timeout(timeout: Any) -> None:
-    """Refuse what is no number of seconds: with NaN the wait would never end."""
+    """Refuse a timeout that is no number of seconds: with NaN the wait would never end."""
     if timeout is None:
         return
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
@@ -173,20 +178,22 @@ def wait_for(
     with closing(shared.join()) as waiter:
         while True:
             looked_at = now()
-            job = found(store, job_id)  # after subscribing, so that no end is missed
+            job = found(store, job_id)  # After subscribing, so that no end is missed.
             if job.status.is_final:
                 return job
             left = poll if until is None else min(poll, until - now())
             if left <= 0:
                 raise timed_out(job, timeout)
-            # Woken by the end of any job: in a busy store that is many times a second, and each
-            # look costs a read.
+            # The end of any job wakes this thread: in a busy store that is many times a second, and
+            # each time costs a read.
             if waiter.wait(left):
                 sleep(max(0.0, min(looked_at + MIN_POLL_INTERVAL - now(), left)))
 
 
 def refuse_to_wait(store: JobStore, job_id: str) -> None:
-    """Refuse to wait for a job that nobody runs meanwhile: in a sandbox, only a drain does."""
+    """Refuse to wait for a job that no worker runs meanwhile: in a sandbox only a drain
+    runs jobs.
+    """
     if not getattr(store, "is_drained_by_hand", False):
         return
     job = found(store, job_id)
@@ -199,7 +206,7 @@ def refuse_to_wait(store: JobStore, job_id: str) -> None:
 
 
 def found(store: JobStore, job_id: str) -> Job:
-    """The job of that id."""
+    """The job of that id. Raises JobNotFoundError."""
     job = store.find(job_id) if is_storable(job_id) else None
     if job is None:
         raise not_found(job_id, option_for(store))
@@ -207,7 +214,7 @@ def found(store: JobStore, job_id: str) -> Job:
 
 
 def why_hint(store: JobStore, any_id: str) -> str:
-    """The command that tells more of a job or a flow; empty for a store in memory."""
+    """The command that explains a job or a flow; empty for a store in memory."""
     from ergon_framework.jobs.stores.memory import MemoryJobStore
 
     if isinstance(getattr(store, "plain", store), MemoryJobStore):
@@ -216,10 +223,10 @@ def why_hint(store: JobStore, any_id: str) -> str:
 
 
 def result_of(job: Job, store: JobStore, codec: PayloadCodec = PLAIN) -> Any:
-    """What a completed job returned; raises JobFailedError for one that ended otherwise.
+    """What a completed job returned. Raises JobFailedError for a job that ended otherwise.
 
-    ``codec`` reads what is encoded, and fetches what is in an object store. One that was erased
-    raises JobStateError: None would be taken for what its handler returned.
+    ``codec`` decodes the result, and fetches it from an object store. A result that was erased
+    raises JobStateError, because None would look like what the handler returned.
     """
     if job.status is JobStatus.COMPLETED:
         refuse_erased_result(job)
@@ -240,7 +247,7 @@ def result_of(job: Job, store: JobStore, codec: PayloadCodec = PLAIN) -> Any:
 
 
 def refuse_erased_result(job: Job) -> None:
-    """Raise JobStateError for a completed job that was erased."""
+    """Raise JobStateError if the result of a completed job was erased."""
     if is_erased(job):
         raise JobStateError(
             f"the job {job.id} was erased, and its result with it",
@@ -250,7 +257,7 @@ def refuse_erased_result(job: Job) -> None:
 
 
 def _read(job: Job, codec: PayloadCodec) -> Any:
-    """The result of a completed job; an executor may write numbers that Python cannot read."""
+    """The result of a completed job. An executor may write numbers that Python cannot read."""
     value = decoded(codec.decode_result(job.result or b"null"))
     if value is None and job.result is not None and job.result.strip() != b"null":
         raise UnreadableJobError(
@@ -263,7 +270,7 @@ def _read(job: Job, codec: PayloadCodec) -> Any:
 
 
 def not_found(job_id: str, options: str = "") -> JobNotFoundError:
-    """There is no such job; ``options`` name the store in the command of the remedy."""
+    """The error for an unknown id; ``options`` name the store in the command of the remedy."""
     return JobNotFoundError(
         f"there is no job {job_id!r}",
         remedy=f"look for its id with ergon jobs list{options}; ended jobs are kept for a while"
@@ -273,7 +280,7 @@ def not_found(job_id: str, options: str = "") -> JobNotFoundError:
 
 
 def timed_out(job: Job, timeout: float | None) -> ResultTimeoutError:
-    """The wait is over; the job goes on."""
+    """The error for a wait that is over while the job goes on."""
     return ResultTimeoutError(
         f"the job {job.id} is still {job.status} after {timeout:g} seconds",
         remedy="wait longer; the job goes on",
@@ -284,7 +291,7 @@ def timed_out(job: Job, timeout: float | None) -> ResultTimeoutError:
 def unanswered(
     job_id: str, timeout: float, error: StoreUnavailableError | None
 ) -> ResultTimeoutError:
-    """The store did not say in time how the job stands."""
+    """The error for a store that did not answer in time."""
     reason = "" if error is None else f": {error.message}"
     return ResultTimeoutError(
         f"the store did not tell within {timeout:g} seconds how the job {job_id} stands{reason}",
