@@ -9,8 +9,11 @@ import pytest
 
 from ergon_framework.app.diagnostics.servers import examine_store
 from ergon_framework.app.jobs import job_settings
+from ergon_framework.boundary import store_urls as fact_urls
 from ergon_framework.errors import ConfigurationError, SettingsError
 from ergon_framework.jobs import JobClient
+from ergon_framework.jobs import store_urls as job_urls
+from ergon_framework.providers import store_urls as call_urls
 from ergon_framework.storage.urls import file_of, path_in, taken_apart
 
 KNOWN = ("sqlite", "postgresql", "memory")
@@ -104,3 +107,51 @@ def test_a_mistyped_url_of_a_file_shows_no_password(url: str, tmp_path: Path) ->
             look()
         told.append(str(refused.value))
     assert "hunter2" not in str(told)
+
+
+_CHECKS = {
+    "jobs": job_urls.check_url,
+    "facts": fact_urls.check_fact_url,
+    "calls": call_urls.check_url,
+}
+_TABLES = [
+    ("postgresql://db.example.org/name?sslmode=verify-full&sslrootcert={}", "sslrootcert"),
+    ("postgresql://db.example.org/name?sslcert={}&sslkey={}", "sslcert"),
+]
+
+
+@pytest.mark.parametrize(
+    ("part", "url", "option"),
+    [
+        *((part, *each) for part in _CHECKS for each in _TABLES),
+        ("jobs", "rediss://cache.example.org/0?ssl_ca_certs={}", "ssl_ca_certs"),
+        ("jobs", "rediss://cache.example.org/0?ssl_certfile={}&ssl_keyfile={}", "ssl_certfile"),
+        ("facts", "tls://nats.example.org?tls_ca={}", "tls_ca"),
+        ("facts", "nats://nats.example.org?creds={}", "creds"),
+        ("facts", "nats://nats.example.org?nkey={}", "nkey"),
+    ],
+)
+def test_a_file_that_a_url_names_must_be_there(
+    part: str, url: str, option: str, tmp_path: Path
+) -> None:
+    """Told before anything is connected: later it would look like a server that is away."""
+    check = _CHECKS[part]
+    for wrong in (tmp_path / "of-nobody.pem", tmp_path):
+        with pytest.raises(ConfigurationError) as caught:
+            check(url.format(wrong, wrong))
+        assert caught.value.message == f"the file of {option} cannot be read: {wrong}"
+        assert caught.value.remedy
+    there = tmp_path / "there.pem"
+    there.write_text("a file that can be read")
+    check(url.format(there, there))
+
+
+def test_files_that_libpq_does_not_open() -> None:
+    """The authorities of the machine, a key in a device, and files of a line without TLS."""
+    for options in (
+        "sslrootcert=system",
+        f"sslcert={__file__}&sslkey=pkcs11:mine",
+        "sslmode=disable&sslrootcert=/of/nobody.pem",
+    ):
+        for check in _CHECKS.values():
+            check(f"postgresql://db.example.org/name?{options}")

@@ -27,7 +27,14 @@ from ergon_framework.storage.objectstore.urls import (
     is_folder,
     open_object_store,
 )
-from ergon_framework.storage.urls import SQLITE, file_of, path_in, store_operand, taken_apart
+from ergon_framework.storage.urls import (
+    SQLITE,
+    file_of,
+    path_in,
+    refuse_unreadable,
+    store_operand,
+    taken_apart,
+)
 
 if TYPE_CHECKING:
     from ergon_framework.boundary.settings import ZoneSettings
@@ -87,8 +94,9 @@ def make_marked(url: str, zone: str, state: bytes) -> None:
 
 
 def check_fact_url(url: str) -> None:
-    """Refuse a URL that names no store of facts, or one whose driver is missing; nothing is
-    opened.
+    """Refuse a URL that names no store of facts, or one whose driver or files are missing.
+
+    Nothing is opened.
     """
     _fact_parts(url)
 
@@ -110,7 +118,7 @@ def _fact_parts(url: str) -> tuple[str, str]:
     elif kind == "nats":
         from ergon_framework.storage.nats.address import address_of as nats_address_of
 
-        nats_address_of(url)
+        refuse_unreadable(**nats_address_of(url).files)
     return kind, rest
 
 

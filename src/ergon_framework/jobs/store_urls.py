@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 from ergon_framework.ports.transfer import move_state_of, refuse_unusable
 from ergon_framework.storage.incoming import refuse_incoming, refuse_to_make
 from ergon_framework.storage.substitutes import find_substitute
-from ergon_framework.storage.urls import file_of, path_in, store_operand, taken_apart
+from ergon_framework.storage.urls import (
+    file_of,
+    path_in,
+    refuse_unreadable,
+    store_operand,
+    taken_apart,
+)
 
 if TYPE_CHECKING:
     from ergon_framework.ports.jobstore import FullJobStore
@@ -97,7 +103,7 @@ def _opened(url: str, clock: Clock | None, *, read_only: bool) -> FullJobStore:
 def check_url(url: str) -> tuple[str, str]:
     """The kind of store and what follows it, refused when they name no job store.
 
-    Nothing is opened; a driver that is missing is told.
+    Nothing is opened; a driver that is missing is told, and a file that the URL names.
     """
     kind, rest = taken_apart(url, _KNOWN, _FORMS, "jobs")
     if kind == "sqlite":
@@ -109,7 +115,7 @@ def check_url(url: str) -> tuple[str, str]:
     elif kind in _REDIS:
         from ergon_framework.storage.redis.address import address_of as redis_address_of
 
-        redis_address_of(url)
+        refuse_unreadable(**redis_address_of(url).files)
     return kind, rest
 
 

@@ -9,6 +9,7 @@ What stands behind the scheme may hold a password: no error shows it.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -65,6 +66,20 @@ def refuse_undecodable(url: str, what: str) -> None:
             f"the URL of {what} is no UTF-8 text",
             remedy="write a character beyond ASCII as the bytes that it has in UTF-8: %C3%BC is ü",
         ) from None
+
+
+def refuse_unreadable(**files: str | None) -> None:
+    """Refuse files that options name and that cannot be read: certificates, keys, credentials.
+
+    The client libraries look for them when they connect. What they say then looks like a server
+    that is away, which is waited for; and some connect without the file, and do not say so.
+    """
+    for name, file in files.items():
+        if file and not (Path(file).is_file() and os.access(file, os.R_OK)):
+            raise ConfigurationError(
+                f"the file of {name} cannot be read: {Path(file).absolute()}",
+                remedy="correct its name, or let this user read it",
+            )
 
 
 def taken_apart(url: str, known: Sequence[str], forms: str, kept: str = "this") -> tuple[str, str]:

@@ -77,8 +77,9 @@ def test_an_authority_that_nobody_knows(door: Opened, strange: Papers, tmp_path:
     port = door().port
     with refused("nobody who is trusted", "sslrootcert"):
         is_encrypted(url(port, sslrootcert=strange.ca))
-    with refused("nobody is named here", "sslrootcert"):
-        is_encrypted(url(port, sslrootcert=tmp_path / "missing"))
+    missing = tmp_path / "missing"
+    with refused(f"the file of sslrootcert cannot be read: {missing}", "correct its name"):
+        is_encrypted(url(port, sslrootcert=missing))
 
 
 def test_a_certificate_of_another_host(door: Opened, signed: Papers) -> None:

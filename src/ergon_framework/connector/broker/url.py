@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from ergon_framework.errors import ConfigurationError, MissingExtraError
-from ergon_framework.storage.urls import is_torn, refuse_undecodable, refuse_withheld
+from ergon_framework.storage.urls import (
+    is_torn,
+    refuse_undecodable,
+    refuse_unreadable,
+    refuse_withheld,
+)
 
 ENCODED = "write @, :, /, ? and # in a user or a password as %40, %3A, %2F, %3F and %23"
 MAX_PORT = 65535
@@ -114,20 +117,6 @@ def tls_files(
         )
     refuse_unreadable(ca=ca, cert=cert, key=key)
     return has_tls
-
-
-def refuse_unreadable(**files: str | None) -> None:
-    """Refuse files of options that cannot be read.
-
-    The client libraries look for them when they connect, and a connector would take their answer
-    for a broker that is away: it would wait for it.
-    """
-    for name, file in files.items():
-        if file and not (Path(file).is_file() and os.access(file, os.R_OK)):
-            raise ConfigurationError(
-                f"the file of {name} cannot be read: {Path(file).absolute()}",
-                remedy="correct its name, or let this user read it",
-            )
 
 
 def import_client(module: str, *, extra: str, connector: str) -> Any:

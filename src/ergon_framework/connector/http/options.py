@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from ergon_framework.connector.broker.url import BrokerUrl, refuse_unreadable
+from ergon_framework.connector.broker.url import BrokerUrl
 from ergon_framework.connector.http.client import ClientRules
 from ergon_framework.connector.http.page import PageRules, path_of
 from ergon_framework.errors import ConfigurationError
+from ergon_framework.storage.urls import refuse_unreadable
 
 POLL, POST = "poll+", "post+"
 _EXAMPLES = {

@@ -21,7 +21,6 @@ from ergon_framework.connector.broker.message import (
 )
 from ergon_framework.connector.broker.options import COUNT, SOME_SECONDS, Bound, takes_options
 from ergon_framework.connector.broker.refusals import Refusals
-from ergon_framework.connector.broker.url import refuse_unreadable
 from ergon_framework.connector.nats.jetstream import (
     MESSAGE_ID,
     ConsumerUnservedError,
@@ -48,6 +47,7 @@ from ergon_framework.storage.nats import NatsClient, address_of
 from ergon_framework.storage.nats.client import Sendable, headers_of
 from ergon_framework.storage.nats.pull import NO_MESSAGES, place_of
 from ergon_framework.storage.server import Observation
+from ergon_framework.storage.urls import refuse_unreadable
 from ergon_framework.telemetry.tracing import dispatching
 
 if TYPE_CHECKING:

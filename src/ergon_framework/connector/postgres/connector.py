@@ -22,7 +22,6 @@ from ergon_framework.connector.broker.message import (
     MessageCodec,
 )
 from ergon_framework.connector.broker.options import SOME_SECONDS, Bound, takes_options
-from ergon_framework.connector.broker.url import refuse_unreadable
 from ergon_framework.connector.postgres.columns import options_of
 from ergon_framework.connector.postgres.errors import PostgresConnectorError, TableRefusedError
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
@@ -37,6 +36,7 @@ from ergon_framework.errors import (
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.storage.postgres.address import address_of
 from ergon_framework.storage.server import Observation, latency
+from ergon_framework.storage.urls import refuse_unreadable
 from ergon_framework.telemetry.tracing import dispatching
 
 if TYPE_CHECKING:

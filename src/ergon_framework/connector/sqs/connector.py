@@ -34,7 +34,7 @@ from ergon_framework.connector.broker.message import (
 )
 from ergon_framework.connector.broker.options import Bound, takes_options
 from ergon_framework.connector.broker.refusals import Refusals
-from ergon_framework.connector.broker.url import BrokerUrl, import_client, refuse_unreadable
+from ergon_framework.connector.broker.url import BrokerUrl, import_client
 from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.connector.sqs.held import HeldMessage, HeldMessages
 from ergon_framework.connector.sqs.queue import (
@@ -65,6 +65,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.storage.server import Observation
+from ergon_framework.storage.urls import refuse_unreadable
 from ergon_framework.telemetry.tracing import dispatching
 
 T = TypeVar("T")

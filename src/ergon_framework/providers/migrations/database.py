@@ -24,6 +24,7 @@ from ergon_framework.providers.spill import DATABASE_KEYS
 from ergon_framework.storage.postgres.address import (
     address_of,
     encryption,
+    refuse_missing_files,
     unreadable,
     without_pooler,
 )
@@ -153,4 +154,5 @@ def _postgres(rest: str) -> URL:
     except (ArgumentError, ValueError):  # its text may hold the password
         raise unreadable() from None
     given = {**({"host": url.host} if url.host else {}), **url.query}
+    refuse_missing_files(given)
     return url.update_query_dict(encryption(given))

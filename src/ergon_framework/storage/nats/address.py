@@ -17,7 +17,8 @@ DEFAULT_SPACE = "ergon"
 TLS_OPTIONS = Options("?tls_ca=FILE", "?tls_cert=FILE&tls_key=FILE", "nats://")
 _SPACE = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _TLS = frozenset({"tls_ca", "tls_cert", "tls_key"})
-OPTIONS = _TLS | {"replicas", "monitor", "tls", "tls_first", "creds", "nkey", ACKNOWLEDGE}
+_FILES = ("tls_ca", "tls_cert", "tls_key", "creds", "nkey")
+OPTIONS = frozenset({*_FILES, "replicas", "monitor", "tls", "tls_first", ACKNOWLEDGE})
 """What a URL may say behind its question mark."""
 _ANSWERS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
@@ -70,6 +71,11 @@ class NatsAddress:
     accepts_unsynced: bool = field(default=False, kw_only=True)
     """Whether a server will do that acknowledges before it has synced."""
 
+    @property
+    def files(self) -> dict[str, str | None]:
+        """The files that the URL names, by their options."""
+        return {name: getattr(self, name) for name in _FILES}
+
 
 def address_of(url: str) -> NatsAddress:
     """What a URL names; nothing is opened."""
@@ -104,7 +110,7 @@ def address_of(url: str) -> NatsAddress:
         unquote(user) if user and not mark else None,
         has_tls,
         _is_yes(options, "tls_first"),
-        *(options.get(each) for each in ("tls_ca", "tls_cert", "tls_key", "creds", "nkey")),
+        *map(options.get, _FILES),
         accepts_unsynced=accepts_unsynced(options),
     )
 

@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from ergon_framework.errors import ConfigurationError, MissingExtraError
-from ergon_framework.storage.urls import is_cut_short, taken_apart
+from ergon_framework.storage.urls import is_cut_short, refuse_unreadable, taken_apart
 
 FORMS = "write postgresql://user@host/name"
 _DEFAULTS = {
@@ -23,6 +23,7 @@ _DEFAULTS = {
     "keepalives_count": 3,
 }
 """How soon a network that is cut is noticed. What the URL says goes before it."""
+_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 _UNKNOWN = re.compile(r'invalid (?:URI query parameter:|connection option) "(\w+)"')
 
 
@@ -61,11 +62,27 @@ def address_of(url: str) -> PostgresAddress:
     ports = str(found.get("port", "")).split(",")  # of several hosts, each may leave it out
     if is_ambiguous or not all(not each or each.isdigit() for each in ports):
         raise unreadable()
+    refuse_missing_files(found)
     options: dict[str, Any] = {**_DEFAULTS, **encryption(found), **found}
     options["client_encoding"] = "UTF8"
     if is_shared:
         options["prepare_threshold"] = None
     return PostgresAddress(_name(found), options, is_shared)
+
+
+def refuse_missing_files(given: Mapping[str, Any]) -> None:
+    """Refuse options that name files for TLS which cannot be read.
+
+    libpq connects without a certificate of ours or a list of revoked ones that is not there, and
+    misses an authority only when the server answers.
+    """
+    files = {name: str(given[name]) for name in _FILES if given.get(name)}
+    if files.get("sslrootcert") == "system":  # the authorities of this machine
+        del files["sslrootcert"]
+    if ":" in files.get("sslkey", ""):  # a key in a device: pkcs11:…
+        del files["sslkey"]
+    if given.get("sslmode") != "disable":
+        refuse_unreadable(**files)
 
 
 def without_pooler(rest: str) -> tuple[str, bool]:

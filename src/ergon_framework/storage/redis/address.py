@@ -37,6 +37,11 @@ class RedisAddress:
     accepts_unsynced: bool = False
     """Whether a server will do that acknowledges before it has synced."""
 
+    @property
+    def files(self) -> dict[str, str | None]:
+        """The files that the URL names, by their options."""
+        return {name: self.options.get(name) for name in _FILES}
+
 
 def address_of(url: str, prefix: str | None = None) -> RedisAddress:
     """The database that a URL names; nothing is opened."""
