@@ -26,6 +26,7 @@ from ergon_framework import (
 )
 from ergon_framework.app.run_app import ConsumerPart, consumer_wiring
 from ergon_framework.connector.boundary import Zone
+from ergon_framework.engine import time_limit
 from ergon_framework.errors import (
     ConfigurationError,
     ConnectorError,
@@ -131,6 +132,33 @@ def test_stores_of_providers_are_open_before_the_first_message(tmp_path: Path) -
         assert rates.health() == []
         with pytest.raises(ConfigurationError, match="nonsense"):
             broken.health()
+
+
+def test_a_store_that_is_slow_to_open_keeps_no_other_unit_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a message of a run, nor a job of a process that opens stores before it is ready.
+
+    Such a process would be replaced again and again, and its jobs would fail without an attempt.
+    """
+    monkeypatch.setattr(time_limit, "EARLY_OPENING", 0.2)
+    app = App(f"sqlite:///{tmp_path / 'work.db'}", name="shop")
+    answered = threading.Event()
+
+    def away() -> str:
+        assert answered.wait(30), "nobody waits for this store"
+        return f"sqlite:///{tmp_path / 'calls.db'}"
+
+    rates = app.provider("rates", capability="exchange", store=away)
+
+    @app.consumer(orders(5))
+    def charge(order: Order) -> None:
+        app.registry.open_early()  # what a process for jobs does before it is ready
+        answered.set()
+
+    with app:
+        assert app.run(burst=True).completed == 1
+        assert rates.health() == [], "who needs the store waits until it is open"
 
 
 OPENED = """

@@ -644,6 +644,7 @@ class App:
         from ergon_framework.app.observability import observed, show_executors
         from ergon_framework.app.run_app import AppReport, AppRun, ZonePart, shared_lifespans
         from ergon_framework.core.process_restart import RestartRule
+        from ergon_framework.engine.time_limit import open_early
         from ergon_framework.executor.loading import refuse_while_loading
 
         refuse_while_loading("starts a worker")
@@ -666,8 +667,7 @@ class App:
                 scope = stack.enter_context(shared_lifespans(self._dependencies))
                 # Making the tables of a new store takes a second, and more on a busy machine. The
                 # first message has its own timeout, and must not pay for that.
-                for provider in self._providers:
-                    provider.open_early()
+                open_early(provider.open_early for provider in self._providers)
             consumers = self._consumer_parts(scope, burst=burst)
             worker = None
             if self.registry.names or self.setup.executors or not (consumers or self._zones):
@@ -788,7 +788,8 @@ class App:
     def _startup_timeout(self) -> float:
         """Seconds that what an executor opens may take, one after the other."""
         hooks = len(self.registry.startup_hooks) * STARTUP_TIMEOUT
-        return self._dependencies.startup_timeout + hooks
+        stores = STARTUP_TIMEOUT if self.registry.openings else 0.0  # new tables, on a busy machine
+        return self._dependencies.startup_timeout + hooks + stores
 
     @property
     def _shutdown_timeout(self) -> float:

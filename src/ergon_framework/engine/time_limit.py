@@ -1,5 +1,5 @@
 """Time limits for a plain call in its own thread and for an awaitable on its event loop. Lifespans
-are opened and closed with them.
+are opened and closed with them. Stores are opened early, as far as that can be done in a while.
 
 What a call opens may belong to its thread: a connection of ``sqlite3``, a thread-local of Django.
 So the call is not moved to a thread that could be left behind; it is interrupted where it runs. In
@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,6 +30,11 @@ T = TypeVar("T")
 Overdue = Callable[[], TimeoutError]
 GiveUp = Callable[[TimeoutError], object]
 
+EARLY_OPENING = 5.0
+"""Seconds of waiting for others that a process has for what its units need, before it takes the
+first. Less than the startup grace of an executor, after which the time of its requests runs.
+"""
+_SLICE, _BUSY = 0.1, 0.001  # seconds, and what a busy process has of them on a busy machine
 RETURN_GRACE = 2.0
 """Seconds that an interrupted call has to come back, before its thread counts as stuck."""
 INTERRUPT_INTERVAL = 0.5
@@ -219,6 +226,30 @@ def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
         return
     raised = ctypes.py_object() if kind is None else ctypes.py_object(kind)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+
+
+# ---- stores, before they are needed --------------------------------------------------------------
+
+
+def open_early(openings: Iterable[Callable[[], object]]) -> None:
+    """Open what the first unit would open in its time, and wait for that.
+
+    A store that keeps the process waiting, such as one on a server that does not answer, goes on
+    being opened in its thread: units that do not need it are in nobody's way, and those that do
+    wait for it. Imports and new tables, which keep the process busy, are waited for.
+    """
+
+    def open_all() -> None:
+        for opening in [*openings]:
+            opening()
+
+    thread = SYSTEM_CLOCK.spawn("ergon-open-early", partial(copy_context().run, open_all))
+    idle = 0.0
+    while thread.is_alive() and idle < EARLY_OPENING:
+        used = time.process_time()
+        thread.join(_SLICE)
+        if time.process_time() - used < _BUSY:
+            idle += _SLICE  # and not more, if the process was stopped meanwhile
 
 
 # ---- lifespans -----------------------------------------------------------------------------------

@@ -349,8 +349,10 @@ class Registry:
         A plain handler that runs out of time costs its process, so that the next attempt would be
         the first one of its process again: with a short timeout none would ever come to its end.
         """
-        for opening in self.openings:
-            opening()
+        if self.openings:
+            from ergon_framework.engine.time_limit import open_early
+
+            open_early(self.openings)
 
     def check(
         self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
