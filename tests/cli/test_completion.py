@@ -79,7 +79,7 @@ def test_names_and_ids_of_the_store(shell: Shell) -> None:
     assert shell.words("ergon why wa") == ["waits-1"]
     assert shell.words("ergon why other") == []
     assert shell.words("ergon jobs audit --job w") == ["waits-1"]
-    actions = ["requeue", "retry", "resume-queue", "retry-flow"]
+    actions = ["requeue", "retry", "resume-queue", "resume-schedule", "retry-flow", "release-fact"]
     assert shell.words("ergon jobs audit --action re") == actions
     assert shell.words("ergon queues pause s") == ["slow"]
     assert shell.words("ergon jobs list --queue ") == ["default", "slow"]

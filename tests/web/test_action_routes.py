@@ -199,11 +199,23 @@ def test_queues_and_schedules_through_the_api(api: Api) -> None:
     fired = api.post("/fire", at="/api/v1/schedules/hourly").json()
     assert api.status(fired["id"]) == "pending"
     assert api.post("/fire", at="/api/v1/schedules/never").status_code == 404
+    hourly = "/api/v1/schedules/hourly"
+    assert api.post("/pause", at=hourly).json() == {"schedule": "hourly", "paused": True}
+    with api.jobs() as jobs:
+        assert jobs.schedules.get("hourly").is_paused
+    assert api.post("/resume", at=hourly).json() == {"schedule": "hourly", "paused": False}
+    assert api.post("/delete", at=hourly).json() == {"schedule": "hourly", "deleted": True}
+    for name in ("pause", "resume", "delete"):
+        assert api.post(f"/{name}", at=hourly).status_code == 404
+        assert api.post(f"/{name}", token=BOB, at=hourly).status_code == 403
     assert api.post("/pause", token=BOB, at="/api/v1/queues/mail").status_code == 403
     assert api.post("/pause", token=None, at="/api/v1/queues/mail").status_code == 401
     found = AuditLog(api.folder / "ergon-audit.db").find(AuditSearch(actor="ada"), 10)
     done = [each.action for each in found if each.outcome == "done"]
-    assert done == ["fire-schedule", "resume-queue", "pause-queue"]
+    assert done == [
+        *("delete-schedule", "resume-schedule", "pause-schedule", "fire-schedule"),
+        *("resume-queue", "pause-queue"),
+    ]
 
 
 def test_a_queue_is_paused_before_its_first_job(tmp_path: Path) -> None:

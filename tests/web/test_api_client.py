@@ -120,7 +120,7 @@ def test_facts_that_were_set_aside(url: str) -> None:
 
 
 def test_queues_and_schedules(place: Path, url: str) -> None:
-    """A queue is paused and resumed, whatever its name, and a schedule is fired."""
+    """A queue is paused, whatever its name; a schedule is fired, paused and deleted."""
     client = ApiClient(url, ADA)
     assert client.pause_queue("a/../b").paused
     assert {each.name: each.paused for each in client.queues()}["a/../b"]
@@ -129,6 +129,12 @@ def test_queues_and_schedules(place: Path, url: str) -> None:
         jobs.schedules.put("hourly", "tidy", every=3600.0)
     made = client.fire_schedule("hourly")
     assert (made.schedule, client.job(made.id).handler) == ("hourly", "tidy")
+    assert client.pause_schedule("hourly").paused
+    found = {each.name: each for each in client.schedules()}
+    assert (found["hourly"].paused, found["hourly"].next_at) == (True, None)
+    assert not client.resume_schedule("hourly").paused
+    assert client.delete_schedule("hourly").deleted
+    assert "hourly" not in {each.name for each in client.schedules()}
     with pytest.raises(ApiError) as caught:
         client.fire_schedule("never")
     assert caught.value.status == 404

@@ -377,6 +377,7 @@ def test_who_may_not_act_pauses_and_fires_nothing(place: Place) -> None:
         for path, fields in (
             ("pause", {"queue": "mail", "action": "pause-queue"}),
             ("fire", {"schedule": "nightly"}),
+            ("schedule", {"schedule": "nightly", "action": "delete-schedule", "sure": "yes"}),
         ):
             answer = send(who, path, {}, secret="x" * 20, **fields)
             assert answer.status_code == 403
@@ -406,6 +407,38 @@ def test_a_schedule_is_fired_now(place: Place) -> None:
         ("fire-schedule", "refused"),
         ("fire-schedule", "done"),
     ]
+
+
+def test_a_schedule_is_paused_resumed_and_deleted(place: Place) -> None:
+    """A pause and its end undo each other; only to delete it is asked about."""
+    client = place.signed_in()
+    mine = secret(client, "/console/schedules")
+    with JobClient(place.url) as jobs:
+        jobs.schedules.put("hourly", "tidy", every=3600.0)
+    form = {"schedule": "hourly", "secret": mine}
+    paused = send(client, "schedule", None, action="pause-schedule", **form)
+    assert paused.url.path == "/console/schedules"
+    assert "The schedule was paused" in paused.text
+    assert 'value="resume-schedule">Resume<span class="hidden"> hourly' in paused.text
+    with JobClient(place.url) as jobs:
+        assert jobs.schedules.get("hourly").is_paused
+    send(client, "schedule", None, action="resume-schedule", **form)
+    asked = send(client, "schedule", None, action="delete-schedule", **form)
+    assert "Delete this schedule?" in asked.text
+    assert "comes back with the next worker" in asked.text
+    with JobClient(place.url) as jobs:
+        assert not jobs.schedules.get("hourly").is_paused
+    gone = send(client, "schedule", None, action="delete-schedule", sure="yes", **form)
+    assert "The schedule was deleted" in gone.text
+    with JobClient(place.url) as jobs:
+        assert [each.name for each in jobs.schedules.all()] == ["nightly"]
+    again = send(client, "schedule", None, action="delete-schedule", **form)
+    assert again.status_code == 404  # nobody is asked about one that is not there
+    assert send(client, "schedule", None, action="drop", **form).status_code == 422
+    actions = [(each.actor, each.action, each.detail) for each in place.entries()]
+    which = "the schedule 'hourly'"
+    names = ("delete-schedule", "resume-schedule", "pause-schedule")
+    assert actions == [("local", name, which) for name in names]
 
 
 def test_what_may_be_done_all_the_same(

@@ -40,7 +40,7 @@ ACTIONS = [
     ),
     "/api/v1/queues/{queue}/pause",
     "/api/v1/queues/{queue}/resume",
-    "/api/v1/schedules/{schedule}/fire",
+    *(f"/api/v1/schedules/{{schedule}}/{name}" for name in ("fire", "pause", "resume", "delete")),
     *(f"{FLOW}/{name}" for name in ("retry", "skip", "cancel", "purge", "signal")),
     *(f"{SET_ASIDE}/{name}" for name in ("release", "discard")),
 ]

@@ -29,6 +29,8 @@ from ergon_framework.web.schemas import (
     JobChange,
     JobsChange,
     QueueChange,
+    ScheduleChange,
+    ScheduleDeleted,
     ScheduleFired,
 )
 from ergon_framework.web.tokens import CallerRole
@@ -153,7 +155,7 @@ def action_routes(pool: BackendPool) -> APIRouter:
 
 
 def queue_action_routes(pool: BackendPool) -> APIRouter:
-    """The routes that pause queues and fire schedules."""
+    """The routes that change queues and schedules."""
     actions = JobActions(pool)
     router = APIRouter(
         prefix="/api/v1",
@@ -184,6 +186,11 @@ def queue_action_routes(pool: BackendPool) -> APIRouter:
         await actions.pause(queue, actor, is_paused=False)
         return json_response({"queue": queue, "paused": False})
 
+    _add_schedules(router, actions)
+    return router
+
+
+def _add_schedules(router: APIRouter, actions: JobActions) -> None:
     @router.post(
         "/schedules/{schedule:path}/fire",
         summary="Fire a schedule now",
@@ -195,7 +202,38 @@ def queue_action_routes(pool: BackendPool) -> APIRouter:
         job_id = await actions.fire(schedule, actor)
         return json_response({"schedule": schedule, "id": job_id})
 
-    return router
+    @router.post(
+        "/schedules/{schedule:path}/pause",
+        summary="Pause a schedule",
+        response_model=ScheduleChange,
+        responses=MISSING,
+    )
+    async def pause_schedule(schedule: ScheduleNamed, actor: Operator) -> Response:
+        """It fires no more until it is resumed, whatever workers start meanwhile."""
+        await actions.pause_schedule(schedule, actor, is_paused=True)
+        return json_response({"schedule": schedule, "paused": True})
+
+    @router.post(
+        "/schedules/{schedule:path}/resume",
+        summary="Resume a schedule",
+        response_model=ScheduleChange,
+        responses=MISSING,
+    )
+    async def resume_schedule(schedule: ScheduleNamed, actor: Operator) -> Response:
+        """It fires again; what it missed in its pause is not made up for."""
+        await actions.pause_schedule(schedule, actor, is_paused=False)
+        return json_response({"schedule": schedule, "paused": False})
+
+    @router.post(
+        "/schedules/{schedule:path}/delete",
+        summary="Delete a schedule",
+        response_model=ScheduleDeleted,
+        responses=MISSING,
+    )
+    async def delete_schedule(schedule: ScheduleNamed, actor: Operator) -> Response:
+        """Jobs that it has enqueued stay. One of the settings comes back with the next worker."""
+        await actions.delete_schedule(schedule, actor)
+        return json_response({"schedule": schedule, "deleted": True})
 
 
 def _add_action(router: APIRouter, actions: JobActions, name: str) -> None:

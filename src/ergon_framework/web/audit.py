@@ -55,6 +55,8 @@ PAUSE, RESUME, FIRE = "pause-queue", "resume-queue", "fire-schedule"
 """The same for what is done to a queue or a schedule."""
 RETRY_FLOW, SKIP_FLOW, CANCEL_FLOW = "retry-flow", "skip-flow", "cancel-flow"
 PURGE_FLOW, SIGNAL_FLOW = "purge-flow", "signal-flow"
+PAUSE_SCHEDULE, RESUME_SCHEDULE = "pause-schedule", "resume-schedule"
+DELETE_SCHEDULE = "delete-schedule"
 RELEASE_FACT, DISCARD_FACT = "release-fact", "discard-fact"
 OF_FACTS = (RELEASE_FACT, DISCARD_FACT)
 """The same for what is done to a fact that was set aside; the target is ``ZONE/ID``."""
@@ -62,7 +64,7 @@ OF_FLOWS = (RETRY_FLOW, SKIP_FLOW, CANCEL_FLOW, PURGE_FLOW, SIGNAL_FLOW)
 """The same for what is done to a flow, whose id is the target."""
 AUDITED = (
     *("requeue", "retry", "cancel", "delete", EDIT, LOOK),
-    *(PAUSE, RESUME, FIRE),
+    *(PAUSE, RESUME, FIRE, PAUSE_SCHEDULE, RESUME_SCHEDULE, DELETE_SCHEDULE),
     *OF_FLOWS,
     *OF_FACTS,
 )

@@ -122,6 +122,34 @@ class ApiFired(msgspec.Struct, frozen=True):
     id: str
 
 
+class ApiPausedSchedule(msgspec.Struct, frozen=True):
+    """A schedule that was paused or resumed."""
+
+    schedule: str
+    paused: bool
+
+
+class ApiDeletedSchedule(msgspec.Struct, frozen=True):
+    """A schedule that was deleted."""
+
+    schedule: str
+    deleted: bool
+
+
+class ApiSchedule(msgspec.Struct, frozen=True):
+    """A schedule and when it fires next."""
+
+    name: str
+    cron: str
+    zone: str
+    paused: bool
+    source: str
+    handler: str | None = None
+    queue: str | None = None
+    next_at: str | None = None
+    last_at: str | None = None
+
+
 class ApiFlow(msgspec.Struct, frozen=True):
     """A flow; ``why``, ``actions`` and ``signals`` only where one flow was asked for."""
 
@@ -172,6 +200,11 @@ class _Problem(msgspec.Struct):
 
 class _Jobs(msgspec.Struct):
     items: list[ApiJob]
+    next_cursor: str | None
+
+
+class _Schedules(msgspec.Struct):
+    items: list[ApiSchedule]
     next_cursor: str | None
 
 
@@ -288,6 +321,17 @@ class ApiClient:
             if cursor is None:
                 return found
 
+    def schedules(self) -> list[ApiSchedule]:
+        """Every schedule, by name."""
+        found: list[ApiSchedule] = []
+        cursor: str | None = None
+        while True:
+            page = self._get("/schedules", _Schedules, limit=_MOST, cursor=cursor)
+            found += page.items
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+
     def flows(self, *, status: Sequence[str] = (), limit: int = 100) -> list[ApiFlow]:
         """The newest flows, in one of these states or in any; as many pages as that takes."""
         return list(islice(self.all_flows(status=status, page=min(limit, _MOST)), limit))
@@ -391,6 +435,21 @@ class ApiClient:
     def fire_schedule(self, schedule: str) -> ApiFired:
         """Enqueue the job of a schedule now, beside its fires."""
         return self._post(address_of("/schedules", schedule, "/fire"), {}, ApiFired)
+
+    def pause_schedule(self, schedule: str) -> ApiPausedSchedule:
+        """Let a schedule fire no more until it is resumed."""
+        return self._post(address_of("/schedules", schedule, "/pause"), {}, ApiPausedSchedule)
+
+    def resume_schedule(self, schedule: str) -> ApiPausedSchedule:
+        """Let a schedule fire again; what it missed in its pause is not made up for."""
+        return self._post(address_of("/schedules", schedule, "/resume"), {}, ApiPausedSchedule)
+
+    def delete_schedule(self, schedule: str) -> ApiDeletedSchedule:
+        """Delete a schedule; jobs that it has enqueued stay.
+
+        One of the settings or of an App comes back with the next worker.
+        """
+        return self._post(address_of("/schedules", schedule, "/delete"), {}, ApiDeletedSchedule)
 
     def release_fact(self, zone: str, item: int, *, reason: str = "") -> ApiFact:
         """Deliver a fact that was set aside once more; the same again is fine."""

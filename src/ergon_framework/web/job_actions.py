@@ -15,7 +15,15 @@ from ergon_framework.jobs.editing import JobEdit
 from ergon_framework.ports.job_fields import name
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.telemetry.notices import emit
-from ergon_framework.web.audit import EDIT, FIRE, PAUSE, RESUME
+from ergon_framework.web.audit import (
+    DELETE_SCHEDULE,
+    EDIT,
+    FIRE,
+    PAUSE,
+    PAUSE_SCHEDULE,
+    RESUME,
+    RESUME_SCHEDULE,
+)
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.job_routes import JobsParams, search_for
 from ergon_framework.web.responses import InvalidParameterError
@@ -136,6 +144,38 @@ class JobActions:
             return client.schedules.run(schedule).id
 
         return await self.recorded(actor, FIRE, "", f"the schedule {schedule!r}", change)
+
+    async def pause_schedule(self, schedule: str, actor: str, *, is_paused: bool) -> None:
+        """Let a schedule fire no more, or fire again; what it missed is not made up for."""
+
+        def change(client: JobClient) -> None:
+            if is_paused:
+                client.schedules.pause(schedule)
+            else:
+                client.schedules.resume(schedule)
+
+        action = PAUSE_SCHEDULE if is_paused else RESUME_SCHEDULE
+        await self.recorded(actor, action, "", f"the schedule {schedule!r}", change)
+
+    async def delete_schedule(self, schedule: str, actor: str) -> None:
+        """Delete a schedule; jobs that it has enqueued stay."""
+
+        def change(client: JobClient) -> None:
+            client.schedules.get(schedule)  # which raises for one that is not there
+            client.schedules.delete(schedule)
+
+        detail = f"the schedule {schedule!r}"
+        await self.recorded(actor, DELETE_SCHEDULE, "", detail, change)
+
+    async def check_schedule(self, schedule: str) -> None:
+        """Raise ``JobNotFoundError`` for a schedule that is not there."""
+        source = self._pool.jobs()
+
+        def look() -> None:
+            with source.opened() as client:
+                client.schedules.get(schedule)
+
+        await self._pool.call("jobs", look)
 
     async def newest(self, search: Search) -> int | None:
         """The place of the newest job of a search: what is enqueued later lies above it."""

@@ -240,6 +240,20 @@ class QueueChange(_Exact):
     paused: bool
 
 
+class ScheduleChange(_Exact):
+    """A schedule that was paused or resumed."""
+
+    schedule: str
+    paused: bool
+
+
+class ScheduleDeleted(_Exact):
+    """A schedule that was deleted."""
+
+    schedule: str
+    deleted: Literal[True]
+
+
 class ScheduleFired(_Exact):
     """A schedule that was fired."""
 

@@ -6,7 +6,7 @@ import hmac
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -17,6 +17,7 @@ from ergon_framework.errors import JobError
 from ergon_framework.jobs.editing import JobEdit
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.web.backend_pool import BackendPool
+from ergon_framework.web.console.answers import View
 from ergon_framework.web.console.job_pages import params_of
 from ergon_framework.web.job_actions import ACTIONS, MOST_AT_ONCE, Action, JobActions, search_of
 from ergon_framework.web.job_routes import Place
@@ -44,6 +45,44 @@ class BulkQuestion:
     """How they were chosen."""
     behind: str | None
     """The place behind all of them: what was enqueued since is not what the person says yes to."""
+
+
+class AskedAction(Protocol):
+    """What a person is asked about, before it is done to one thing."""
+
+    @property
+    def name(self) -> str:
+        """What the form calls it."""
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+
+    @property
+    def consequence(self) -> str:
+        """What it leads to."""
+
+
+@dataclass(frozen=True, slots=True)
+class SureQuestion:
+    """How a person is asked whether something is meant, and where the answer goes."""
+
+    path: str
+    """Of the form, below the console."""
+    fields: Mapping[str, str]
+    """What the form says of the thing: people see it, and it is sent again."""
+    leave: str
+    """Where the thing is shown."""
+    reason_for: str = ""
+    """Where the reason is kept; empty where none is asked for."""
+    most_reason: int = 1000
+    is_final: bool = True
+
+    def view(self, action: AskedAction, what: str) -> View:
+        """The page that asks: nothing has been changed."""
+        document = {"action": action.name, **self.fields}
+        extra = {"action": action, "question": self, "what": what}
+        return View("sure_one.html", f"{action.title}?", document, extra=extra)
 
 
 class FormTaker:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from ergon_framework.web.backend_pool import BackendPool
-from ergon_framework.web.console.acting import FormTaker
+from ergon_framework.web.console.acting import FormTaker, SureQuestion
 from ergon_framework.web.console.answers import ROOT, View
 from ergon_framework.web.console.zone_page import item_number
 from ergon_framework.web.fact_actions import FACT_ACTIONS, FactAction, FactActions
@@ -34,9 +34,15 @@ class FactForms:
         self._pool.zone(zone)  # nobody is asked about one that is not there
         item = item_number(zone, form.get("id", ""))
         if form.get("sure") != "yes":
-            document = {"action": action.name, "zone": zone, "id": item}
-            title = f"{action.title}?"
-            return View("fact_sure.html", title, document, extra={"action": action})
+            question = SureQuestion(
+                "/fact",
+                {"zone": zone, "id": str(item)},
+                f"/zones/{quote(zone)}/quarantine/{item}",
+                reason_for="the journal of the zone",
+                most_reason=400,
+                is_final=action.is_final,
+            )
+            return question.view(action, "this fact")
         reason = form.get("reason", "").strip()
         await self._actions.settle(action, zone, item, actor.name, reason)
         root = str(request.scope.get("root_path", "")) + ROOT

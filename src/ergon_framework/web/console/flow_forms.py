@@ -11,8 +11,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from ergon_framework.errors import JobError
+from ergon_framework.web.addresses import address_of
 from ergon_framework.web.audit import SIGNAL_FLOW
-from ergon_framework.web.console.acting import FormTaker
+from ergon_framework.web.console.acting import FormTaker, SureQuestion
 from ergon_framework.web.console.answers import ROOT, View
 from ergon_framework.web.flow_actions import FLOW_ACTIONS, PURGED, FlowAction, FlowActions
 from ergon_framework.web.responses import InvalidParameterError
@@ -40,7 +41,9 @@ class FlowForms:
             return _shown(request, flow_id, SIGNAL_FLOW, state)
         action = _action_in(form)
         if action.asks_first and form.get("sure") != "yes":
-            return _question(action, flow_id)
+            leave = address_of("/flows", flow_id)
+            question = SureQuestion("/flow", {"id": flow_id}, leave, reason_for="the audit log")
+            return question.view(action, "this flow")
         state = await self._actions.change(action, flow_id, actor.name, reason)
         return _shown(request, flow_id, action.audited_as, state)
 
@@ -53,13 +56,6 @@ def _action_in(form: Given) -> FlowAction:
             "action", "is none of ours", f"send one of {known}", where="form"
         )
     return found
-
-
-def _question(action: FlowAction, flow_id: str) -> View:
-    """What would be done: nothing has been changed."""
-    document = {"action": action.name, "id": flow_id}
-    title = f"{action.title}?"
-    return View("flow_sure.html", title, document, extra={"action": action})
 
 
 def _shown(request: Request, flow_id: str, did: str, state: str) -> Response:

@@ -18,7 +18,7 @@ from starlette.responses import RedirectResponse
 from ergon_framework.errors import ErgonError, JobError, JobNotFoundError
 from ergon_framework.jobs.newjob import new_id
 from ergon_framework.web.addresses import address_of
-from ergon_framework.web.audit import AUDITED, EDIT, FIRE, PAUSE, RESUME
+from ergon_framework.web.audit import AUDITED, EDIT, PAUSE, RESUME
 from ergon_framework.web.audit import logger as audit
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.backends import JobBackend
@@ -51,7 +51,8 @@ from ergon_framework.web.console.audit_page import (
 from ergon_framework.web.console.events import ChangeEvents
 from ergon_framework.web.console.fact_forms import DID as DID_TO_FACT
 from ergon_framework.web.console.fact_forms import FactForms
-from ergon_framework.web.console.flow_forms import DID, FlowForms
+from ergon_framework.web.console.flow_forms import DID as DID_TO_FLOW
+from ergon_framework.web.console.flow_forms import FlowForms
 from ergon_framework.web.console.formatting import Figure, blocks
 from ergon_framework.web.console.job_pages import (
     COLUMNS,
@@ -75,6 +76,8 @@ from ergon_framework.web.console.part_pages import (
     zones_document,
 )
 from ergon_framework.web.console.reading import ReadingPages
+from ergon_framework.web.console.schedule_forms import DID as DID_TO_SCHEDULE
+from ergon_framework.web.console.schedule_forms import ScheduleForms
 from ergon_framework.web.console.sharing import SharedAnswers, SharedLook, ViewerPlaceholders
 from ergon_framework.web.console.work_pages import (
     FAMILY_COLUMNS,
@@ -211,7 +214,8 @@ class Console:
                 "/change": self._change,
                 "/edit/{job_id:path}": self._edit,
                 "/pause": self._pause,
-                "/fire": self._fire,
+                "/fire": ScheduleForms(self._taker).fire,
+                "/schedule": ScheduleForms(self._taker).change,
                 "/flow": FlowForms(self._taker).change,
                 "/fact": FactForms(self._taker, self._pool).change,
             }
@@ -515,13 +519,6 @@ class Console:
         await self._taker.actions.pause(queue, actor.name, is_paused=wanted == PAUSE)
         return RedirectResponse(f"{_root(request)}/queues?name={quote(queue)}&did={wanted}", 303)
 
-    async def _fire(self, request: Request) -> Response:
-        """Enqueue the job of a schedule now, and show it."""
-        form = await self._taker.form(request)
-        actor = self._taker.actor(request, form)
-        job_id = await self._taker.actions.fire(form.get("schedule", ""), actor.name)
-        return _shown(request, job_id, FIRE)
-
     async def _audit(self, request: Request) -> View:
         """The audit log, for those who may read it: it tells of people."""
         if request.scope.get(ROLE) is not CallerRole.ADMIN:
@@ -584,10 +581,9 @@ class Console:
 
 
 _DID = {each.name: f"The job was {each.done}." for each in ACTIONS.values()}
-_DID |= DID | DID_TO_FACT
+_DID |= DID_TO_FLOW | DID_TO_FACT | DID_TO_SCHEDULE
 _DID[PAUSE] = "The queue was paused: what runs goes on, and nothing else is started."
 _DID[RESUME] = "The queue was resumed: its jobs are started again."
-_DID[FIRE] = "The schedule enqueued this job; its next fire stays where it was."
 _DID[EDIT] = "This job was stored in the place of the other one, which is cancelled."
 
 
