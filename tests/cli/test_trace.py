@@ -213,3 +213,35 @@ def test_no_span_steers_the_terminal(place: Path, capsys: pytest.CaptureFixture[
     shown = "\n".join(told(capsys, TRACE, "--journal", str(path)))
     assert "\x1b" not in shown
     assert len(shown.splitlines()) == 3
+
+
+def test_alone_it_lists_the_latest(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The newest first, over all journals that are named; those that failed on request."""
+    later = [span(7, trace_id=OTHER, name="schedule.fire", unit="night-1")]
+    write(Path("other.db"), [*later, WHOLE[3]])
+    titles, row = told(capsys)
+    assert titles.replace("  ", " ").startswith("trace id")
+    assert titles.split()[-5:] == ["name", "unit", "spans", "failed", "failure"]
+    assert row.split() == [
+        *(TRACE, "2027-01-15T08:00:00.010000Z", "1.990", "s", "boundary.publish", "fact-1"),
+        *("5", "1", "Boom"),
+    ]
+    both = ("--journal", "ergon-journal.db", "--journal", "other.db")
+    assert invoke(["trace", "--json", *both]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    # A span that two journals tell of counts once.
+    assert [(each["trace_id"], each["spans"]) for each in listed] == [(TRACE, 5), (OTHER, 1)]
+    assert listed[1]["unit"] == "night-1"
+    assert invoke(["trace", "--json", "--limit", "1", "--failed", *both]) == 0
+    [only] = json.loads(capsys.readouterr().out)
+    assert (only["trace_id"], only["failure"]) == (TRACE, "Boom")
+
+
+def test_no_trace_yet(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing fails, and what decides about it is named."""
+    Path("ergon-journal.db").unlink()
+    write(Path("ergon-journal.db"), [])
+    assert invoke(["trace", "--json"]) == 0
+    found = capsys.readouterr()
+    assert json.loads(found.out) == []
+    assert "[telemetry] spans" in found.err

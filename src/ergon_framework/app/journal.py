@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,6 +116,10 @@ _PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}\b.*")
 _PREFIX = re.compile(rf"[0-9a-f]{{{MIN_PREFIX},31}}")
 
 
+LATEST_SPANS = 3000
+"""Spans of a journal, the latest, of which traces and transactions are told."""
+
+
 class SpanRow(NamedTuple):
     """A row of a printed trace: a span, or the place of a parent that was not recorded."""
 
@@ -192,6 +196,16 @@ class Journals:
                 return Trace(trace_id, spans, [each for each in found if each != trace_id])
         raise self._nothing(asked)
 
+    def latest(self) -> list[dict[str, Any]]:
+        """A row for each of the latest traces, the newest first."""
+        found = [
+            span for journal in self._opened.values() for span in journal.latest_spans(LATEST_SPANS)
+        ]
+        if len(self._opened) > 1:
+            # Those that each of them would tell of: one that is alone tells of no more either.
+            found = sorted(found, key=lambda span: span.ended_at, reverse=True)
+        return trace_rows(found)
+
     def _each(self, ask: Any) -> list[str]:
         """The answers of all journals, each once, in order."""
         found: dict[str, None] = {}
@@ -243,6 +257,32 @@ def _own(config: Path | None) -> Path:
             " [telemetry]",
         )
     return path
+
+
+def trace_rows(spans: Iterable[SpanRecord]) -> list[dict[str, Any]]:
+    """A row for each trace; ``spans`` are the latest first, and so are the rows."""
+    by_trace: dict[str, dict[str, SpanRecord]] = {}
+    for span in spans:
+        by_trace.setdefault(span.trace_id, {})[span.span_id] = span
+    return [_trace_row(trace_id, [*found.values()]) for trace_id, found in by_trace.items()]
+
+
+def _trace_row(trace_id: str, spans: Sequence[SpanRecord]) -> dict[str, Any]:
+    # A trace of which the beginning is older than what was looked at begins with its first span.
+    first = min(spans, key=lambda span: (bool(span.parent_id), span.began_at))
+    began = min(span.began_at for span in spans)
+    failure = next((span.failure for span in spans if span.failure), None)
+    return {
+        "trace_id": trace_id,
+        "name": first.name,
+        "unit": first.unit or next((span.unit for span in spans if span.unit), None),
+        "spans": len(spans),
+        "sources": sorted({span.source for span in spans}),
+        "began_at": began,
+        "seconds": max(span.ended_at for span in spans) - began,
+        "failed": sum(bool(span.failure) for span in spans),
+        "failure": failure,
+    }
 
 
 def lines(spans: Sequence[SpanRecord]) -> Iterator[SpanRow]:

@@ -55,7 +55,11 @@ GROUPS: dict[str, tuple[CommandEntry, ...]] = {
         CommandEntry("why", "Explain a job, transaction, fact or call.", "why:why"),
         CommandEntry("top", "Watch queues and workers.", "top:top"),
         CommandEntry("tail", "Follow what happens in all processes.", "tail:tail"),
-        CommandEntry("trace", "Show a trace from first cause to last effect.", "trace:trace"),
+        CommandEntry(
+            "trace",
+            "Show a trace as a tree, or list the latest.",
+            "trace:trace",
+        ),
     ),
     "Maintain": (
         CommandEntry("doctor", "Check this machine and the settings' servers.", "project:doctor"),

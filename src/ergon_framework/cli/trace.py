@@ -1,4 +1,4 @@
-"""``ergon trace``: one trace as a tree."""
+"""``ergon trace``: one trace as a tree, or the latest ones."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import typer
 
 from ergon_framework.cli import completion
 from ergon_framework.cli.command_run import ConfigPath, JsonFlag
-from ergon_framework.cli.output import printable, show_list, show_one, waiting
+from ergon_framework.cli.output import note, printable, show_list, show_one, waiting
 
 if TYPE_CHECKING:
     from ergon_framework.app.journal import SpanRow, Trace
 
+_COLUMNS = ["trace_id", "began_at", "took", "name", "unit", "spans", "failed", "failure"]
 MISSING = "(parent not recorded)"
 LABELS = {"rrq.executor": "handler (rrq.executor)"}
 """What people read in place of a name that the executor protocol fixes."""
@@ -20,14 +21,18 @@ LABELS = {"rrq.executor": "handler (rrq.executor)"}
 
 def trace(
     asked: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="ID",
             help="A trace id or its first digits, a traceparent, or the id of a job, fact or"
             " transaction.",
             autocompletion=completion.job_ids,
         ),
-    ],
+    ] = None,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="List only those of which a span failed.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="List at most so many.")] = 20,
     config: ConfigPath = None,
     journal: Annotated[
         list[str] | None,
@@ -40,16 +45,34 @@ def trace(
 ) -> None:
     """Print what was recorded of a trace, from the first cause to the last effect.
 
+    Without an ID, list the latest traces, the newest first.
+
     Example: ergon trace order-7
     """
     from ergon_framework.app.journal import journals
 
+    if asked is None:
+        with waiting("looking"), journals(config, journal or ()) as opened:
+            rows = [row for row in opened.latest() if row["failed"] or not failed]
+        _list(rows[:limit], as_json=as_json)
+        return
     with waiting("looking"), journals(config, journal or ()) as opened:
         found = opened.find(asked)
     if as_json:
         show_one(found.to_dict(), as_json=True)
         return
     _show(found)
+
+
+def _list(rows: list[dict[str, Any]], *, as_json: bool) -> None:
+    from ergon_framework.jobs.views import moment
+
+    told = [{**row, "began_at": moment(row["began_at"])} for row in rows]
+    if not as_json:
+        told = [{**row, "took": _time(row["seconds"])} for row in told]
+    show_list(told, _COLUMNS, as_json=as_json)
+    if not rows:
+        note("no trace is recorded: [telemetry] spans in the settings says whether any are")
 
 
 def _show(found: Trace) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ergon_framework.app.explain.explanation import field_text
-from ergon_framework.app.journal import Journals, Trace
+from ergon_framework.app.journal import LATEST_SPANS, Journals, Trace, trace_rows
 from ergon_framework.app.settings.sections import Settings, TaskSettings
 from ergon_framework.errors import ErgonError
 from ergon_framework.jobs.views import moment
@@ -33,8 +33,6 @@ TASK_COLUMNS = (
     "p95",
     "latest_at",
 )
-LATEST_SPANS = 3000
-"""Spans, the latest, of which traces and transactions are told."""
 MOST_TRACES = 100
 MOST_ROWS = 150
 """Spans that a waterfall draws."""
@@ -103,38 +101,16 @@ def level_of(entry: JournalEntry) -> str:
 async def traces_document(look: JournalLook, *, failed_only: bool) -> dict[str, Any]:
     """The latest traces, the newest first, and whether any are recorded at all."""
     spans: list[SpanRecord] = await look.ask(lambda journal: journal.latest_spans(LATEST_SPANS), [])
-    rows = [row for row in trace_rows(spans) if row["failed"] or not failed_only]
+    rows = [
+        {**row, "began_at": moment(row["began_at"])}
+        for row in trace_rows(spans)
+        if row["failed"] or not failed_only
+    ]
     return {
         "problem": look.problem,
         "is_recorded": look.settings.telemetry.spans,
         "filter": {"failed": True} if failed_only else {},
         "items": rows[:MOST_TRACES],
-    }
-
-
-def trace_rows(spans: Iterable[SpanRecord]) -> list[dict[str, Any]]:
-    """A row for each trace; ``spans`` are the latest first, and so are the rows."""
-    by_trace: dict[str, list[SpanRecord]] = {}
-    for span in spans:
-        by_trace.setdefault(span.trace_id, []).append(span)
-    return [_trace_row(trace_id, found) for trace_id, found in by_trace.items()]
-
-
-def _trace_row(trace_id: str, spans: Sequence[SpanRecord]) -> dict[str, Any]:
-    # A trace of which the beginning is older than what was looked at begins with its first span.
-    first = min(spans, key=lambda span: (bool(span.parent_id), span.began_at))
-    began = min(span.began_at for span in spans)
-    failure = next((span.failure for span in spans if span.failure), None)
-    return {
-        "trace_id": trace_id,
-        "name": first.name,
-        "unit": first.unit or next((span.unit for span in spans if span.unit), None),
-        "spans": len(spans),
-        "sources": sorted({span.source for span in spans}),
-        "began_at": moment(began),
-        "seconds": max(span.ended_at for span in spans) - began,
-        "failed": sum(bool(span.failure) for span in spans),
-        "failure": failure,
     }
 
 
