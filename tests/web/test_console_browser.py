@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route
 
 from ergon_framework.jobs import JobClient
+from ergon_framework.jobs.store_urls import open_store
+from ergon_framework.ports.jobstore import WorkerRecord
 from tests.web.chromium import browser, heard
 from tests.web.content import fill_calls, fill_flow, fill_jobs, settings_in
 from tests.web.serving import started
@@ -66,6 +69,31 @@ def test_without_scripts(chromium: Browser, url: str) -> None:
         page.get_by_role("link", name="album").click()
         page.get_by_role("link", name="fetch: waiting").click()
         assert page.url.endswith("/console/jobs/album.1")
+
+
+def test_a_name_that_is_written_from_right_to_left(chromium: Browser, tmp_path: Path) -> None:
+    """It keeps to itself: the number behind it stays behind it, and does not become its first."""
+    settings_in(tmp_path, "[server]\nport = 0")
+    fill_jobs(tmp_path, waiting=0)
+    name = "\u05d0\u05d1\u05d2"
+    with closing(open_store(f"sqlite:///{tmp_path}/work.db")) as store:
+        started_at, busy = store.now(), {name: {"in_flight": 7}}
+        worker = WorkerRecord(
+            id="w2", host="here", pid=2, version="1", started_at=started_at, executors=busy
+        )
+        store.heartbeat(worker)
+    with started(tmp_path) as (_, line), chromium.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{line.split()[-1]}/console/workers")
+        places = page.get_by_text(name).evaluate(
+            """element => {
+                const behind = document.createRange();
+                behind.selectNodeContents(element.nextSibling);
+                const digits = [...behind.getClientRects()].filter(each => each.width > 1);
+                return [element.getBoundingClientRect().right, digits[0].left];
+            }"""
+        )
+    assert places[0] <= places[1] + 1
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
