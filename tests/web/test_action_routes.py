@@ -252,5 +252,16 @@ def test_a_filter_that_no_store_can_take(api: Api, field: str, text: str) -> Non
     body = f'{{"action": "cancel", "filter": {{"{field}": "{text}"}}}}'
     answer = api.post("/bulk", body.encode())
     assert answer.status_code == 422
-    assert f"query.{field}" in answer.text
+    assert f"body.filter.{field}" in answer.text
     assert api.status("w0") == "pending"
+
+
+def test_a_bulk_request_names_the_field_of_its_body(api: Api) -> None:
+    """Not one of the query, which it has not."""
+    answer = api.post("/bulk", {"action": "requeue", "filter": {"status": ["pending"]}})
+    assert answer.status_code == 422
+    [error] = answer.json()["details"]["errors"]
+    assert error["field"] == "body.filter.status"
+    answer = api.post("/bulk", {"action": "cancel", "filter": {"metadata": ["plan"]}})
+    [error] = answer.json()["details"]["errors"]
+    assert error["field"] == "body.filter.metadata"

@@ -409,6 +409,22 @@ def test_a_schedule_is_fired_now(place: Place) -> None:
     ]
 
 
+def test_nobody_is_asked_about_what_is_not_there(place: Place) -> None:
+    """It says so at once; a field of a form that is wrong is named as one."""
+    client = place.signed_in()
+    mine = secret(client)
+    for action in ("cancel", "delete"):
+        answer = send(client, "change", action=action, id="nowhere", secret=mine)
+        assert answer.status_code == 404
+        assert "Nothing has been changed yet" not in answer.text
+    gone = send(client, "flow", action="cancel", id="nowhere", secret=mine)
+    assert gone.status_code == 404
+    wrong = send(client, "change", action="requeue", status="pending", secret=mine)
+    assert wrong.status_code == 422
+    assert "<code>form.status</code>" in wrong.text
+    assert place.entries() == []
+
+
 def test_a_schedule_is_paused_resumed_and_deleted(place: Place) -> None:
     """A pause and its end undo each other; only to delete it is asked about."""
     client = place.signed_in()

@@ -267,7 +267,10 @@ async def _bulk(actions: JobActions, asked: BulkBody, actor: str) -> dict[str, A
             where="body",
         )
     action = ACTIONS[asked.action]
-    search = search_of(action, JobsParams.model_validate(given))
+    try:
+        search = search_of(action, JobsParams.model_validate(given))
+    except InvalidParameterError as error:
+        raise error.within("body.filter") from None
     matched = await actions.count(search)
     changed = 0
     if matched and not asked.dry_run:

@@ -15,6 +15,7 @@ from ergon_framework.web.responses import (
     BackendUnavailableError,
     NodeAwayError,
     NotAllowedError,
+    ResourceNotFoundError,
     StateConflictError,
     UnknownOutcomeError,
 )
@@ -77,11 +78,27 @@ def fact_target(zone: str, item: int) -> str:
     return f"{zone}/{item}"
 
 
+def listed_fact(source: ZoneBackend, item: int) -> dict[str, Any]:
+    """A fact that was set aside, as the zone lists it."""
+    for each in source.quarantine("all", None)["items"]:
+        if each["id"] == item:
+            return dict(each)
+    raise ResourceNotFoundError(
+        f"nothing was set aside under the id {item}",
+        remedy=f"look at the quarantine of the zone {source.name!r}",
+    )
+
+
 class FactActions:
     """Does them, in the threads of the zone."""
 
     def __init__(self, pool: BackendPool) -> None:
         self._pool = pool
+
+    async def check(self, zone: str, item: int) -> None:
+        """Raise an error for a fact that is not there."""
+        source = self._pool.zone(zone)
+        await self._pool.call(zone_name(zone), partial(listed_fact, source, item))
 
     async def settle(
         self, action: FactAction, zone: str, item: int, actor: str, reason: str = ""

@@ -194,6 +194,10 @@ class FlowActions:
         change, why = partial(_change, action, flow_id, self._ticks), checked_reason(reason)
         return await self._actions.recorded(actor, action.audited_as, flow_id, why, change)
 
+    async def check(self, flow_id: str) -> None:
+        """Raise ``JobNotFoundError`` for a flow that is not there."""
+        await self._actions.look(lambda client: found_flow(client.store, flow_id))
+
     async def signal(
         self, flow_id: str, name: str, value: Any, actor: str, reason: str = ""
     ) -> str:

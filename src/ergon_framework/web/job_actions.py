@@ -169,34 +169,34 @@ class JobActions:
 
     async def check_schedule(self, schedule: str) -> None:
         """Raise ``JobNotFoundError`` for a schedule that is not there."""
+        await self.look(lambda client: client.schedules.get(schedule))
+
+    async def check_job(self, job_id: str) -> None:
+        """Raise ``JobNotFoundError`` for a job that is not there."""
+        await self.look(lambda client: client.status(job_id))
+
+    async def look(self, question: Callable[[JobClient], T]) -> T:
+        """What the job store answers; nothing is changed."""
         source = self._pool.jobs()
 
-        def look() -> None:
+        def ask() -> T:
             with source.opened() as client:
-                client.schedules.get(schedule)
+                return question(client)
 
-        await self._pool.call("jobs", look)
+        return await self._pool.call("jobs", ask)
 
     async def newest(self, search: Search) -> int | None:
         """The place of the newest job of a search: what is enqueued later lies above it."""
-        source = self._pool.jobs()
 
-        def look() -> int | None:
-            with source.opened() as client:
-                found = next(iter(client.store.search(search, 1)), None)
-                return None if found is None else found.key
+        def newest(client: JobClient) -> int | None:
+            found = next(iter(client.store.search(search, 1)), None)
+            return None if found is None else found.key
 
-        return await self._pool.call("jobs", look)
+        return await self.look(newest)
 
     async def count(self, search: Search) -> int:
         """How many jobs there are of a search; nothing is changed."""
-        source = self._pool.jobs()
-
-        def look() -> int:
-            with source.opened() as client:
-                return client.count(search)
-
-        return await self._pool.call("jobs", look)
+        return await self.look(lambda client: client.count(search))
 
     async def change_many(
         self,

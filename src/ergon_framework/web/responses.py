@@ -96,6 +96,11 @@ class InvalidParameterError(ErgonError, ValueError):
         errors = [{"field": f"{where}.{field}", "message": problem}]
         message = f"{where}.{field}: {problem}"
         super().__init__(message, remedy=remedy, details={"errors": errors})
+        self._said = (field, problem, remedy)
+
+    def within(self, where: str) -> InvalidParameterError:
+        """The same of a field that did not stand in the query."""
+        return InvalidParameterError(*self._said, where=where)
 
 
 WRONG_TABLES = (

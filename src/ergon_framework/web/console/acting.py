@@ -202,8 +202,11 @@ def search_in(action: Action, form: Given) -> Search:
     if not action.is_for_many:
         raise InvalidParameterError("action", "is for one job", "send the id", where="form")
     behind = form.get("behind")
-    below = cursor_place(behind, Place) if behind else None
-    found = search_of(action, params_of(_filter(form), 1))
+    try:
+        below = cursor_place(behind, Place) if behind else None
+        found = search_of(action, params_of(_filter(form), 1))
+    except InvalidParameterError as error:
+        raise error.within("form") from None
     return msgspec.structs.replace(found, below=below)
 
 

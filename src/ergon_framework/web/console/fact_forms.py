@@ -31,9 +31,9 @@ class FactForms:
         form = await self._taker.form(request)
         actor, action = self._taker.actor(request, form), _action_in(form)
         zone = form.get("zone", "")
-        self._pool.zone(zone)  # nobody is asked about one that is not there
         item = item_number(zone, form.get("id", ""))
         if form.get("sure") != "yes":
+            await self._actions.check(zone, item)
             question = SureQuestion(
                 "/fact",
                 {"zone": zone, "id": str(item)},

@@ -41,6 +41,7 @@ class FlowForms:
             return _shown(request, flow_id, SIGNAL_FLOW, state)
         action = _action_in(form)
         if action.asks_first and form.get("sure") != "yes":
+            await self._actions.check(flow_id)
             leave = address_of("/flows", flow_id)
             question = SureQuestion("/flow", {"id": flow_id}, leave, reason_for="the audit log")
             return question.view(action, "this flow")

@@ -493,6 +493,7 @@ class Console:
             raise InvalidParameterError("id", "is empty", "send the id of a job", where="form")
         if job_id:
             if action.asks_first and not is_sure:
+                await self._taker.actions.check_job(job_id)
                 return _question(action, form, BulkQuestion(1, {"id": [job_id]}, None))
             reason = form.get("reason", "").strip()
             state = await self._taker.actions.change_one(action, job_id, actor.name, reason)

@@ -18,7 +18,7 @@ from ergon_framework.web.backends import ZoneBackend, zone_name
 from ergon_framework.web.boundary_routes import zone_state
 from ergon_framework.web.console.audit_page import changes_of
 from ergon_framework.web.console.formatting import Chip, number
-from ergon_framework.web.fact_actions import fact_actions_for, fact_target
+from ergon_framework.web.fact_actions import fact_actions_for, fact_target, listed_fact
 from ergon_framework.web.responses import ResourceNotFoundError
 
 QUARANTINE_COLUMNS = (
@@ -143,24 +143,13 @@ def _content(source: ZoneBackend, item_id: int) -> dict[str, Any]:
             "bytes": len(envelope) + len(fact),
         }
     except ConfigurationError:  # its node has the store elsewhere, and gives no content out
-        view, content = _listed(source, item_id), {}
+        view, content = listed_fact(source, item_id), {}
     return {
         **view,
         "at": at_of(view["at_unix_ms"]),
         "what_helps": help_for(view["reason"]),
         **content,
     }
-
-
-def _listed(source: ZoneBackend, item_id: int) -> dict[str, Any]:
-    """The fact as its node lists it."""
-    for each in source.quarantine("all", None)["items"]:
-        if each["id"] == item_id:
-            return dict(each)
-    raise ResourceNotFoundError(
-        f"nothing was set aside under the id {item_id}",
-        remedy=f"look at the quarantine of the zone {source.name!r}",
-    )
 
 
 def _readable(content: bytes) -> str:
