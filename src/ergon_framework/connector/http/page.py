@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.connector.broker import lossless_json
+from ergon_framework.connector.http import lenient_json
 from ergon_framework.errors import ConnectorError, PayloadError
 
 MAX_ID = 255
@@ -81,9 +82,14 @@ def found_at(document: Any, path: Path) -> Any:
 def document_of(body: bytes, *, is_lines: bool) -> Any:
     """The JSON of an answer; of lines, the list of them."""
     text = body.removeprefix(b"\xef\xbb\xbf")
-    if is_lines:
-        return [_value(line) for line in text.splitlines() if line.strip()]
-    return _value(text)
+    try:
+        if is_lines:
+            return _lines([line for line in text.splitlines() if line.strip()])
+        return _value(text)
+    except _BAD as error:
+        raise PageError(
+            "the answer is no JSON", remedy="see that url= leads to the API and not to a page"
+        ) from error
 
 
 def items_of(document: Any, rules: PageRules) -> list[Item]:
@@ -161,6 +167,21 @@ def _comparable(value: Any) -> Any:
     return float(value) if isinstance(value, float) else value
 
 
+def _lines(lines: Sequence[bytes]) -> list[Any]:
+    """The value of each; a line that is no JSON is an item that is set aside, if others are."""
+    values: list[Any] = []
+    failed: list[Exception] = []
+    for line in lines:
+        try:
+            values.append(_value(line))
+        except _BAD as error:
+            failed.append(error)
+            values.append(lenient_json.unreadable("no JSON", line))
+    if failed and len(failed) == len(lines):
+        raise failed[0]
+    return values
+
+
 def _value(text: bytes) -> Any:
     try:
         return msgspec.json.decode(text)
@@ -169,10 +190,8 @@ def _value(text: bytes) -> Any:
     try:
         # It takes halves of characters and NaN: then one bad item does not spoil its page.
         return json.loads(text)
-    except _BAD as error:
-        raise PageError(
-            "the answer is no JSON", remedy="see that url= leads to the API and not to a page"
-        ) from error
+    except _BAD:
+        return lenient_json.decode(text)
 
 
 def _item(value: Any, rules: PageRules) -> Item:
@@ -219,7 +238,10 @@ def _malformed(value: Any) -> Item:
         data = json.dumps(value).encode("ascii")
     except _BAD:  # nested too deep
         data = b"null"
-    problem = "JSON does not give the item back equal: NaN, half of a character, or too deep"
+    problem = (
+        "JSON does not give the item back equal: NaN, half of a character, nested too deep, an"
+        " integer of thousands of digits, or no JSON at all"
+    )
     return Item(_digest(data), data, problem=problem)
 
 
