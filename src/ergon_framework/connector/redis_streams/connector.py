@@ -98,13 +98,18 @@ class RedisStreamsConnector(ThreadedTwins):
 
     An entry is delivered to one consumer of the group. One that dies is found by its silence:
     after ``claim_idle`` seconds others take over what it left. A handler may run longer than that,
-    since what is in hand is renewed. Settle the very object that was delivered.
+    since what is in hand is renewed. Settle the very object that was delivered. An entry that was
+    delivered more than ``max_deliveries`` times without an outcome is set aside.
 
     ``late`` counts settlements of entries that another consumer has claimed meanwhile; they are
     refused. ``malformed`` counts entries that are no transactions and were set aside.
     """
 
-    @takes_options(claim_idle=Bound(0, MAX_CLAIM_IDLE, is_above=True), max_length=COUNT)
+    @takes_options(
+        claim_idle=Bound(0, MAX_CLAIM_IDLE, is_above=True),
+        max_length=COUNT,
+        max_deliveries=Bound(0),
+    )
     def __init__(
         self,
         url: str,
@@ -117,6 +122,7 @@ class RedisStreamsConnector(ThreadedTwins):
         format: str = MessageFormat.JSON.value,
         body_field: str = "body",
         claim_idle: float = 60.0,
+        max_deliveries: int = 20,
         wait: float = 1.0,
         start: str = "0",
         max_length: int | None = None,
@@ -138,6 +144,8 @@ class RedisStreamsConnector(ThreadedTwins):
         """The stream that keeps what was set aside."""
         self._body_field = body_field.encode()
         self._max_length = max_length
+        self._max_deliveries = max_deliveries
+        self._exhausted = 0  # entries that were set aside after that many
         self._wait = wait
         self.waits_for_work = self._wait > 0
         self._wakeup = Wakeup()
@@ -205,7 +213,7 @@ class RedisStreamsConnector(ThreadedTwins):
         for entry in self._in_hand.take_handed_back():
             yield from self._returned(entry, 0.0)
         while True:
-            before = self.malformed
+            before = self.malformed + self._exhausted
             if due := self._in_hand.due(count):
                 batch += yield from self._delivered((yield from self._group.claim(due)))
             if len(batch) < count and self._is_time_to_claim():
@@ -216,7 +224,9 @@ class RedisStreamsConnector(ThreadedTwins):
                 batch += yield from self._delivered(found)
             if not batch and self._claimed_at < current_clock().now() - STOP_INTERVAL:
                 batch += yield from self._take_over(count)
-            if not batch and self.malformed > before and not self._wakeup.is_stopped:
+            has_set_aside = self.malformed + self._exhausted > before
+            is_more_likely = has_set_aside or self._has_left
+            if not batch and is_more_likely and not self._wakeup.is_stopped:
                 continue  # an empty batch would mean that there is nothing behind them
             block = self._next_block(until)
             if batch or block <= 0 or self._wakeup.is_stopped:
@@ -249,7 +259,22 @@ class RedisStreamsConnector(ThreadedTwins):
                 trimmed,
                 self._group.stream,
             )
-        return (yield from self._delivered(found))
+        return (yield from self._delivered((yield from self._without_exhausted(found))))
+
+    def _without_exhausted(self, entries: list[Entry]) -> Steps[list[Entry]]:
+        """Those that may be delivered once more; the others have ended everybody who had them."""
+        if not self._max_deliveries or not entries:
+            return entries
+        counts = yield from self._group.deliveries([entry for entry, _ in entries])
+        left: list[Entry] = []
+        for (entry, fields), count in zip(entries, counts, strict=True):
+            if count <= self._max_deliveries or entry in self._in_hand:
+                left.append((entry, fields))
+                continue
+            reason = with_reason({}, f"delivered {count - 1} times without an outcome")
+            yield from self._group.set_aside(entry, self._identity(entry), reason)
+            self._exhausted += 1
+        return left
 
     def _delivered(self, entries: list[Entry]) -> Steps[list[Transaction]]:
         batch: list[Transaction] = []
@@ -390,16 +415,16 @@ class RedisStreamsConnector(ThreadedTwins):
         identity = encoded(transaction.transaction_id)
         return self._group.set_aside(held.entry, identity, reason)
 
-    def _returned(self, entry: bytes, seconds: float) -> Steps[int]:
+    def _returned(self, entry: bytes, seconds: float, *, is_counted: bool = False) -> Steps[int]:
         """Let the server count the wait, or keep the entry ourselves while it is too long."""
         if seconds > self._group.claim_idle:
-            answer = yield from self._group.set_idle(entry, 0)
+            answer = yield from self._group.set_idle(entry, 0, is_counted=is_counted)
             if answer == OURS:
                 self._in_hand.park(entry, seconds)
             return answer
         left = round(seconds * 1000)
         idle = self._group.claim_ms - left if left > 0 else LONG_IDLE
-        answer = yield from self._group.set_idle(entry, max(0, idle))
+        answer = yield from self._group.set_idle(entry, max(0, idle), is_counted=is_counted)
         if answer == OURS:
             self._in_hand.come_back(entry, seconds)
         return answer
@@ -408,7 +433,8 @@ class RedisStreamsConnector(ThreadedTwins):
         return self._clients.drive(self._group.renew(entries))
 
     def _give_back(self, entry: bytes, seconds: float) -> None:
-        self._clients.drive(self._returned(entry, max(0.0, seconds)))
+        # Its delivery was taken back from the count when it was parked.
+        self._clients.drive(self._returned(entry, max(0.0, seconds), is_counted=True))
 
     # ---- dispatching ----------------------------------------------------------------------------
 

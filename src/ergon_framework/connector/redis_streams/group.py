@@ -52,8 +52,19 @@ if found[2] ~= ARGV[2] then return -1 end
 ACK = LuaScript(_IS_OURS + "redis.call('XACK', KEYS[1], ARGV[1], ARGV[3]) return 1")
 SET_IDLE = LuaScript(
     _IS_OURS
-    + "redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[3], 'IDLE', ARGV[4], 'JUSTID')"
-    " return 1"
+    + """
+redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[3], 'IDLE', ARGV[4],
+  'RETRYCOUNT', math.max(0, found[4] - ARGV[5]), 'JUSTID')
+return 1"""
+)
+COUNTS = LuaScript(
+    """
+local counts = {}
+for i = 2, #ARGV do
+  local found = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1)[1]
+  counts[#counts + 1] = found and found[4] or 0
+end
+return counts"""
 )
 SET_ASIDE = LuaScript(
     _IS_OURS
@@ -96,7 +107,8 @@ LEAVE = LuaScript(
 for i = 4, #ARGV do
   local found = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1)[1]
   if found and found[2] == ARGV[2] then
-    redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[i], 'IDLE', ARGV[3], 'JUSTID')
+    redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[i], 'IDLE', ARGV[3],
+      'RETRYCOUNT', math.max(0, found[4] - 1), 'JUSTID')
   end
 end
 for _, found in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
@@ -158,6 +170,11 @@ class ConsumerGroup:
         trimmed = answer[2] if len(answer) > 2 else []
         return answer[0], _whole(answer[1]), len(trimmed)
 
+    def deliveries(self, entries: Sequence[bytes]) -> Steps[list[int]]:
+        """How often each of these was delivered, this time included."""
+        counts: list[int] = yield from COUNTS.call([self.stream], self.name, *entries)
+        return counts
+
     def _in_group(self, command: Command) -> Steps[Any]:
         """The answer; the group, and the stream with it, are made when they are not there."""
         try:
@@ -182,9 +199,11 @@ class ConsumerGroup:
         """Forget it."""
         return self._settle(ACK, entry)
 
-    def set_idle(self, entry: bytes, milliseconds: int) -> Steps[int]:
-        """Let it have been idle for so long."""
-        return self._settle(SET_IDLE, entry, milliseconds)
+    def set_idle(self, entry: bytes, milliseconds: int, *, is_counted: bool) -> Steps[int]:
+        """Let it have been idle for so long. A delivery that is not to be counted is taken back
+        from what the server counts.
+        """
+        return self._settle(SET_IDLE, entry, milliseconds, 0 if is_counted else 1)
 
     def set_aside(self, entry: bytes, identity: str, fields: Mapping[str, str]) -> Steps[int]:
         """Put it into the dead letters, with further fields."""
