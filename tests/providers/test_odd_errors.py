@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pytest
@@ -178,3 +179,28 @@ def test_a_refusal_is_what_its_constructor_makes(kind: type[ProviderCircuitOpenE
     assert (str(quick), quick.to_dict()) == (str(slow), slow.to_dict())
     back = pickle.loads(pickle.dumps(quick))  # noqa: S301 - made on the line before
     assert (type(back), back.args, vars(back)) == (type(slow), slow.args, vars(slow))
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_result_travels_and_compares_whatever_was_read_of_it(is_refused: bool) -> None:
+    """Parts of it are made when they are read: a copy, a pickle and a comparison have them all."""
+    first = ProviderTimeoutError("x") if is_refused else {"ok": 1}
+    provider = Scripted(
+        first,
+        retry_policy=ONCE,
+        circuit_breaker=CircuitBreaker(1),
+        quota=QuotaPolicy(limit=100),
+    )
+    results = [call(provider) for _ in range(20)]
+    result = results[-1]
+    for again in (
+        copy.copy(result),
+        pickle.loads(pickle.dumps(result)),  # noqa: S301 - made here
+        replace(result),
+    ):
+        assert asdict(again)["quota"] == asdict(result)["quota"]
+        assert (again.attempt_log, again.quota) == (result.attempt_log, result.quota)
+        assert str(again.error) == str(result.error)
+    assert result.error is result.error
+    assert "quota=QuotaSnapshot(limit_count=100," in repr(result)
+    assert not hasattr(result, "no_such_field")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.quota import QuotaUsage, QuotaWindow
-from ergon_framework.errors import ConfigurationError
+from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore, QuotaGrant
 from ergon_framework.providers.errors import (
     ProviderBadRequestError,
@@ -19,6 +19,7 @@ from ergon_framework.providers.errors import (
     ProviderTimeoutError,
 )
 from ergon_framework.providers.quota import QuotaLimiter, QuotaPolicy
+from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import (
     EPOCH,
@@ -166,6 +167,69 @@ def test_concurrent_first_use_makes_one_row_and_loses_nothing(store: ProviderSto
     with ThreadPoolExecutor(20) as pool:
         assert all(pool.map(one, range(20)))
     assert account_of(store).used == 20
+
+
+@pytest.mark.req("PEF:Q-6")
+def test_threads_that_take_and_give_back_lose_no_unit(store: ProviderStore) -> None:
+    """Also units that a store in memory grants ahead, and takes back from the caller's list."""
+    limit, threads, each = 300, 8, 60
+    policy = QuotaPolicy(limit=limit, window_seconds=10 * 365 * 86_400)
+    limiters = [QuotaLimiter(store, LANE, policy) for _ in range(2)]
+    start = threading.Barrier(threads)
+
+    def work(number: int) -> int:
+        limiter, kept = limiters[number % 2], 0
+        start.wait()
+        for turn in range(each):
+            taken = limiter.reserve(3 if turn % 20 == 7 else 1)
+            if taken is not None and turn % 10 == 3:
+                limiter.refund(taken)
+            elif taken is not None:
+                kept += taken.units
+        return kept
+
+    with ThreadPoolExecutor(threads) as pool:
+        kept = sum(pool.map(work, range(threads)))
+    while limiters[0].reserve() is not None:
+        kept += 1
+    assert (kept, account_of(store, LANE.tenant_id).used) == (limit, limit)
+
+
+def test_units_ahead_are_no_used_ones() -> None:
+    """A store in memory grants them to calls that do not come; a closed one takes them back."""
+    store = MemoryProviderStore()
+    policy = QuotaPolicy(limit=100, window_seconds=10 * 365 * 86_400)
+    limiter, other = QuotaLimiter(store, LANE, policy), QuotaLimiter(store, LANE, policy)
+    for number in range(1, 41):
+        taken = limiter.reserve()
+        assert taken is not None
+        assert (taken.account.used, account_of(store, LANE.tenant_id).used) == (number, number)
+    assert (other.reserve(60) is not None, limiter.reserve()) == (True, None)
+    other.refund(taken)
+    assert limiter.account is not None
+    assert account_of(store, LANE.tenant_id).used == 99
+    store.close()
+    with pytest.raises(StoreError):
+        other.reserve()
+
+
+class LimitedStore(MemoryProviderStore):
+    """A store of the user's, which decides about each unit itself."""
+
+    asked = 0
+
+    def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:
+        """Count the question."""
+        self.asked += 1
+        return super().reserve(key, window, limit, units)
+
+
+def test_a_store_with_its_own_way_to_reserve_is_asked_for_every_unit() -> None:
+    """Nothing is granted ahead past it."""
+    store = LimitedStore()
+    limiter = QuotaLimiter(store, LANE, QuotaPolicy(limit=100))
+    assert all(limiter.reserve() for _ in range(20))
+    assert store.asked == 20
 
 
 @pytest.mark.req("PEF:Q-5", "PEF:G-3")

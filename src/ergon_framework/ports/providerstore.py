@@ -381,6 +381,21 @@ class ShortensCooldowns(Protocol):
 
 
 @runtime_checkable
+class GrantsAhead(Protocol):
+    """A store of this process alone, which grants units ahead, so that a call need not ask it."""
+
+    grants_ahead: bool
+    """Whether callers may use :meth:`units_ahead`."""
+
+    def units_ahead(self, key: LaneKey, window: QuotaWindow, limit: int) -> list[QuotaUsage]:
+        """Single units of a budget that was just taken from: for each the budget once it is used.
+
+        Each call pops one. The store takes back what is left as soon as it is asked for more, or
+        given units back; the list is empty then.
+        """
+
+
+@runtime_checkable
 class HasFile(Protocol):
     """A store in a file. While it cannot be written, its recorder spills rows beside that file."""
 

@@ -19,7 +19,8 @@ from ergon_framework.errors import WiringError
 from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.context import current_unit
 from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore
-from ergon_framework.ports.unit_of_work import OBSERVERS
+from ergon_framework.ports.transaction import CURRENT
+from ergon_framework.ports.unit_of_work import OBSERVERS, RUNNING
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.decisions import DecisionOptions
 from ergon_framework.providers.execution import (
@@ -182,7 +183,8 @@ class ProviderBase(ABC):
         if runtime.is_async:
             drivers.refuse_inside_loop()
         who = (campaign_id, operation)
-        around = current_unit()
+        # Outside of any unit nobody is asked: these two say so at once.
+        around = None if CURRENT.get() is None and RUNNING.get() is None else current_unit()
         if around is not None:
             context = inherit_context(context, around, lane.key, campaign_id, operation, payload)
         call = None
@@ -218,7 +220,7 @@ class ProviderBase(ABC):
         runtime = self._ready()
         lane = runtime.checked_lane(tenant_id, campaign_id, operation, payload, context)
         who = (campaign_id, operation)
-        around = current_unit()
+        around = None if CURRENT.get() is None and RUNNING.get() is None else current_unit()
         if around is not None:
             context = inherit_context(context, around, lane.key, campaign_id, operation, payload)
         call = None

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple, ParamSpec, TypeAlias
 
 from ergon_framework.core.circuit_breaker import CircuitState
+from ergon_framework.core.quota import QuotaUsage
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import AttemptOutcome, DeadLetter
 from ergon_framework.providers.errors import ProviderError, ProviderInternalError
@@ -121,8 +122,64 @@ class QuotaSnapshot(NamedTuple):
     """Seconds since 1970."""
 
 
+def quota_snapshot(account: QuotaUsage) -> QuotaSnapshot:
+    """A quota budget as a result shows it."""
+    return QuotaSnapshot(account.limit, account.used, account.remaining, account.window.end)
+
+
+LaterParts: TypeAlias = tuple[
+    tuple[Any, ...] | None, QuotaUsage | None, tuple[int, float, float] | None
+]
+"""What the fields of a result are made of that nobody may ever read.
+
+Of the error: a function that makes it, and its arguments; None where there is none. Of the quota:
+its account. Of the log: number, start and duration of the only attempt; None where none was made.
+"""
+
+
+class _MadeLater:
+    """The fields of a result that are made when they are first read.
+
+    Refusals come by the thousand, and callers look at little more than whether a call succeeded.
+    """
+
+    __slots__ = ("later_parts",)
+    later_parts: LaterParts
+
+    def __getattr__(self, name: str) -> Any:
+        # Python asks here for a field that has no value yet, and for names that do not exist.
+        if name not in _MAKERS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        made = _MAKERS[name](self.later_parts)
+        setattr(self, name, made)
+        return made
+
+
+def _error_of(parts: LaterParts) -> ProviderError | None:
+    if parts[0] is None:
+        return None
+    make, *arguments = parts[0]
+    error: ProviderError = make(*arguments)
+    return error
+
+
+def _quota_of(parts: LaterParts) -> QuotaSnapshot | None:
+    return None if parts[1] is None else quota_snapshot(parts[1])
+
+
+def _attempts_of(parts: LaterParts) -> tuple[ProviderAttempt, ...]:
+    return () if parts[2] is None else (ProviderAttempt(*parts[2]),)
+
+
+_MAKERS: dict[str, Callable[[LaterParts], Any]] = {
+    "error": _error_of,
+    "quota": _quota_of,
+    "attempt_log": _attempts_of,
+}
+
+
 @dataclass(slots=True)
-class ProviderExecutionResult:
+class ProviderExecutionResult(_MadeLater):
     """How a call ended. A failure is returned, not raised: :meth:`unwrap` raises it."""
 
     success: bool

@@ -27,7 +27,7 @@ from ergon_framework.core.quota import (
     window_at,
 )
 from ergon_framework.errors import ConfigurationError, StoreError
-from ergon_framework.ports.providerstore import LaneKey, ProviderStore
+from ergon_framework.ports.providerstore import GrantsAhead, LaneKey, ProviderStore
 from ergon_framework.providers.telemetry import emit
 from ergon_framework.providers.validation import check_count
 
@@ -145,6 +145,12 @@ class QuotaLimiter:
         self._refused: QuotaUsage | None = None
         self._believed_until = float("-inf")
         self._window: QuotaWindow | None = None
+        self._limit = policy.limit
+        self._grants_ahead = (
+            store.units_ahead if isinstance(store, GrantsAhead) and store.grants_ahead else None
+        )
+        self._ahead_of: tuple[QuotaWindow | None, list[QuotaUsage]] = (None, [])
+        """Units that a store in memory has granted ahead, and their window."""
         self._takes_blocks = policy.block > 1
         self._block: _Block | None = None
         self._seen: QuotaUsage | None = None
@@ -197,9 +203,26 @@ class QuotaLimiter:
                 return taken
             is_hopeless = self._is_hopeless(window, units, now)
             return None if is_hopeless else self._ahead(window, units, now)
+        if units == 1:
+            whose, ahead = self._ahead_of
+            if ahead and whose is window:
+                try:
+                    self._seen = account = ahead.pop()
+                except IndexError:  # another thread has had the last one
+                    pass
+                else:
+                    return Reservation(window, 1, account)
         if self._refused is not None and self._is_hopeless(window, units, now):
             return None
-        return self._take(window, units, now)
+        account, is_granted = self._store.reserve(self.key, window, self._limit, units)
+        self._seen = account
+        if is_granted:
+            if self._grants_ahead is not None and account.window == window:
+                ahead = self._grants_ahead(self.key, window, self._limit)
+                self._ahead_of = (window, ahead)
+            return Reservation(account.window, units, account)
+        self._note_refusal(account, now)
+        return None
 
     def refund(self, reservation: Reservation) -> None:
         """Return the units to the window they came from, once."""
@@ -235,15 +258,16 @@ class QuotaLimiter:
             block = self._block
             if block is None:
                 return None
+            held = block.window
             # One of a newer window counts, as it does in the store: another thread took it, which
             # read the clock later than this one, or another process has opened that window.
-            if not window.start <= block.window.start <= latest_start(window, now):
+            if held != window and not window.start <= held.start <= latest_start(window, now):
                 self._block = None  # what was left belonged to an old window
                 return None
             if units > block.left:
                 return None
             block.left -= units
-        return Reservation(block.window, units, self._seen or block.account)
+        return Reservation(held, units, self._seen or block.account)
 
     def _ahead(self, window: QuotaWindow, units: int, now: float) -> Reservation | None:
         """Reserve a whole block, or only the units needed if the window has no whole block left."""
@@ -261,16 +285,19 @@ class QuotaLimiter:
         return taken
 
     def _take(self, window: QuotaWindow, units: int, now: float) -> Reservation | None:
-        account, is_granted = self._store.reserve(self.key, window, self.policy.limit, units)
+        account, is_granted = self._store.reserve(self.key, window, self._limit, units)
         self._seen = account
         if is_granted:
             return Reservation(account.window, units, account)
+        self._note_refusal(account, now)
+        return None
+
+    def _note_refusal(self, account: QuotaUsage, now: float) -> None:
         known, self._refused, self._believed_until = self._refused, account, now + REFUSAL_TTL
         # Once for each window, however many calls are refused in it.
         if not account.remaining and (known is None or known.window != account.window):
             left = max(0.0, account.window.end - now)
             emit("quota.exhausted", key=self.key, limit=account.limit, seconds=left)
-        return None
 
     def _keep_block(self, block: _Block) -> None:
         with self._lock:

@@ -32,7 +32,6 @@ from ergon_framework.ports.providerstore import (
     HasName,
     HasUrl,
     KeyEnding,
-    LaneKey,
     ProviderStore,
     RecordBatch,
 )
@@ -174,13 +173,16 @@ class Recorder:
         emit: Emit = emit,
     ) -> None:
         folder = None if spill is None else Spill(spill, max_bytes=max_spill_bytes, clock=clock)
-        self._writer = WriteBehindQueue(
+        self.writer = WriteBehindQueue(
             store, folder, capacity=capacity, batch=batch, linger=linger, clock=clock, emit=emit
         )
-        self._queue = self._writer.queue
-        self._calm = self._writer.calm if is_threaded else capacity
+        """What writes its rows, and knows whether the store was moved."""
+        self._queue = self.writer.queue
+        self._calm = self.writer.calm if is_threaded else capacity
         self.retention = Retention(store, clock)
         self._refusals = RefusalSampler(refusal_rate, clock)
+        self.skips_refusal = self._refusals.skips
+        """Whether a refused call needs no row, as there are many like it: it is counted then."""
         self._is_threaded = is_threaded
         self._starting = threading.Lock()
         self._wakeup = threading.Event()
@@ -198,7 +200,7 @@ class Recorder:
     @property
     def spill_folder(self) -> Path | None:
         """Where final rows are kept while the store is away; None when nowhere."""
-        return None if self._writer.spill is None else self._writer.spill.folder
+        return None if self.writer.spill is None else self.writer.spill.folder
 
     @property
     def moved(self) -> StoreError | None:
@@ -207,7 +209,7 @@ class Recorder:
         It is known when rows could not be written, which is a moment after a call. Once the store
         takes rows again, it is None again.
         """
-        return self._writer.moved
+        return self.writer.moved
 
     # -- rows in -------------------------------------------------------------------------------
 
@@ -234,12 +236,9 @@ class Recorder:
             queue.append(row)
         else:
             self._add_when_full((row,))
-        if self._is_asleep:
+        # A store in memory is read through the recorder: only listeners need its rows before.
+        if self._is_asleep and (self._is_threaded or are_calls_told()):
             self._wake()
-
-    def skips_refusal(self, key: LaneKey, reason_code: str) -> bool:
-        """Whether a refused call needs no row, as there are many like it: it is counted then."""
-        return self._refusals.skips(key, reason_code)
 
     def write_now(self, batch: RecordBatch) -> bool:
         """Write before returning, to the store or to disk; whether it is safe in either."""
@@ -248,10 +247,10 @@ class Recorder:
         # With a letter it is written in any case: the letter must not be lost with its row.
         if refused and not batch.letters and self._refusals.skips_row(refused):
             return True  # counted, which is all that is kept of it
-        is_safe = self._writer.write_now(batch)
+        is_safe = self.writer.write_now(batch)
         if refused and is_safe:
             self._refusals.admits(refused)  # otherwise the caller adds the row, which counts it
-        if self._writer.has_spilled:
+        if self.writer.has_spilled:
             self._wake()
         return is_safe
 
@@ -260,7 +259,7 @@ class Recorder:
 
         It is written when the store answers again, by another process if this one is dead.
         """
-        is_safe = self._writer.keep(batch)
+        is_safe = self.writer.keep(batch)
         if is_safe:
             self._wake()
         return is_safe
@@ -299,18 +298,18 @@ class Recorder:
         """
         marker = FlushMarker()
         self._queue.append(marker)
-        while not marker.is_set() or self._writer.has_left:
-            self._writer.step()
+        while not marker.is_set() or self.writer.has_left:
+            self.writer.step()
             # The store does not answer: to go on would keep the caller for as long as the outage
             # lasts.
-            if self._writer.is_paused:
+            if self.writer.is_paused:
                 self._give_up(marker)
                 return marker.is_set()
         return True
 
     def stats(self) -> RecorderStats:
         """The counts as they are now."""
-        writer, counts = self._writer, self._writer.counter.counts()
+        writer, counts = self.writer, self.writer.counter.counts()
         return RecorderStats(
             queued_rows=writer.queued,
             written_rows=counts.written,
@@ -336,11 +335,11 @@ class Recorder:
             self._wakeup.set()
             thread.join(timeout)
             self._is_closing = False
-        elif not self._writer.is_settled:
+        elif not self.writer.is_settled:
             self.drain()
         # Asked before the rest is spilled: rates are settled only if all rows are in the store.
-        is_idle = self._writer.is_idle and not self._writer.is_paused
-        self._writer.spill_rest(until - time.monotonic())
+        is_idle = self.writer.is_idle and not self.writer.is_paused
+        self.writer.spill_rest(until - time.monotonic())
         if is_idle:
             self._settle()
 
@@ -352,18 +351,18 @@ class Recorder:
         self._is_asleep = True
         self._is_closing = False
         self._refusals.renew()
-        self._writer.renew()
+        self.writer.renew()
         self.retention.renew()
 
     def _settle(self) -> None:
         """Let the store do its deferred writes. The rows are stored even if that fails."""
-        store = self._writer.store
+        store = self.writer.store
         if not isinstance(store, DefersWrites):
             return
         try:
             store.settle()
         except Exception as error:
-            self._writer.counter.note(error)
+            self.writer.counter.note(error)
 
     # -- the thread ----------------------------------------------------------------------------
 
@@ -374,14 +373,14 @@ class Recorder:
 
     def _add_when_full(self, attempts: Sequence[AttemptRow]) -> None:
         if self._is_threaded:
-            self._writer.add_when_full(attempts)
-            if self._writer.can_make_room:
+            self.writer.add_when_full(attempts)
+            if self.writer.can_make_room:
                 self._wakeup.set()
         else:
             # A store in memory has no thread that writes, and was not read for a long time. The
             # caller that finds the queue full writes a batch, so that the memory stays bounded.
             self._queue.extend(attempts)
-            self._writer.step()
+            self.writer.step()
 
     def _wake(self) -> None:
         if not self._is_threaded:
@@ -415,13 +414,13 @@ class Recorder:
     def _run(self) -> None:
         try:
             while True:
-                wait = self._writer.step()
-                if self._is_closing and (self._writer.is_settled or self._writer.is_paused):
+                wait = self.writer.step()
+                if self._is_closing and (self.writer.is_settled or self.writer.is_paused):
                     return
                 # Old rows are deleted only while no new ones wait.
                 if wait is None or wait > 0.0:
                     self.retention.prune_when_due()
-                if not self._is_threaded and (wait is None or self._writer.is_paused):
+                if not self._is_threaded and (wait is None or self.writer.is_paused):
                     return
                 if wait is None:
                     self._sleep()
@@ -433,7 +432,7 @@ class Recorder:
             self._thread = None
             self._is_asleep = True
             # One that came after the last look and before the end found a thread, and started none.
-            if not self._is_threaded and self._queue and not self._writer.is_paused:
+            if not self._is_threaded and self._queue and not self.writer.is_paused:
                 self._wake()
 
     def _sleep(self) -> None:

@@ -78,6 +78,9 @@ _MAX_LENGTHS = {"tenant_id": 36, "campaign_id": 36, "operation": 120}
 """Characters: what the columns hold."""
 
 
+_ONE_UNIT, _NO_OFFSET, _NUL = 1, 0, "\x00"
+
+
 def validate_call(
     tenant_id: Any, campaign_id: Any, operation: Any, payload: Any, context: Any
 ) -> None:
@@ -101,8 +104,35 @@ def validate_request(campaign_id: Any, payload: Any, context: Any) -> None:
     # The encoder writes null for a number that JSON has no word for.
     if text.find(b"null") >= 0:
         _check_numbers(payload)
-    if type(context) is not ProviderExecutionContext or not _is_plain(context):
-        _check_context(context)
+    if type(context) is ProviderExecutionContext:
+        name, key = context.correlation_id, context.idempotency_key
+        # Whether it says nothing that could be wrong: it has names and defaults, seen at a glance.
+        # By identity, since True is no number of units; another 1 than this is looked at closer.
+        if (
+            context.units is _ONE_UNIT
+            and context.attempt_offset is _NO_OFFSET
+            and context.deadline is None
+            and context.timeout_budget_seconds is None
+            and context.attempt_timeout_seconds is None
+            and context.max_attempts is None
+            and context.task_name is None
+            and context.task_execution_id is None
+            and (
+                name is None
+                or (
+                    type(name) is str
+                    and 0 < len(name) < 256
+                    and name.isascii()
+                    and _NUL not in name
+                )
+            )
+            and (
+                key is None
+                or (type(key) is str and 0 < len(key) < 256 and key.isascii() and _NUL not in key)
+            )
+        ):
+            return
+    _check_context(context)
 
 
 def _encode_any_keys(payload: dict[Any, Any]) -> bytes:
@@ -151,33 +181,6 @@ def check_units(units: int, limit: int) -> None:
     """Refuse a call that costs more than any window has: it could wait for ever."""
     if units > limit:
         raise _refused("context.units", f"is {units}, but a whole window has {limit}")
-
-
-_ONE_UNIT, _NO_OFFSET = 1, 0
-
-
-def _is_plain(context: ProviderExecutionContext) -> bool:
-    """Whether it says nothing that could be wrong: it has names and defaults. Seen at a glance.
-
-    Compared by identity, since True is no number of units; another 1 than this is looked at closer.
-    """
-    name, key = context.correlation_id, context.idempotency_key
-    return (
-        context.units is _ONE_UNIT
-        and context.attempt_offset is _NO_OFFSET
-        and context.deadline is None
-        and context.timeout_budget_seconds is None
-        and context.attempt_timeout_seconds is None
-        and context.max_attempts is None
-        and context.task_name is None
-        and context.task_execution_id is None
-        and (name is None or _is_short(name))
-        and (key is None or _is_short(key))
-    )
-
-
-def _is_short(name: Any) -> bool:
-    return type(name) is str and 0 < len(name) <= 255 and name.isascii() and "\x00" not in name
 
 
 def _check_context(context: Any) -> None:

@@ -13,13 +13,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from ergon_framework.core.circuit_breaker import CircuitState, Permit
 from ergon_framework.core.provider_call import GuardEnd, may_sit_out
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import AttemptOutcome, AttemptRow
 from ergon_framework.providers.errors import Reason
 from ergon_framework.providers.execution import (
-    ProviderAttempt,
     ProviderExecutionContext,
     ProviderExecutionResult,
     init_context,
@@ -27,14 +28,13 @@ from ergon_framework.providers.execution import (
 from ergon_framework.providers.pipeline.guarded_call import (
     GuardedCall,
     milliseconds,
-    quota_snapshot,
     refund,
     refusal_error,
     seconds_of,
 )
 from ergon_framework.providers.pipeline.lanes import ProviderLane
 from ergon_framework.providers.pipeline.options import CallPolicy
-from ergon_framework.providers.quota import Reservation
+from ergon_framework.providers.quota import QuotaLimiter, Reservation
 from ergon_framework.providers.shared_circuit import CLEAR, LOOK, PAUSED, Circuit
 from ergon_framework.storage.deadlines import PROVIDER_BUDGET
 from ergon_framework.storage.freeze import refuse_moved
@@ -71,13 +71,13 @@ _QUOTA = _Shut(
 _tuple = tuple.__new__  # a NamedTuple's own constructor takes twice the time
 # To call a class takes longer than what it does.
 _new_context = ProviderExecutionContext.__new__
-_new_result, _init_result = ProviderExecutionResult.__new__, ProviderExecutionResult.__init__
+_new_result = ProviderExecutionResult.__new__
 
 Who = tuple[str | None, str]
 """The campaign and the operation of a call."""
 
 
-class FastPathCall(NamedTuple):
+class FastPathCall(msgspec.Struct, gc=False):
     """A call on the fast path, from its admission to its end."""
 
     policy: CallPolicy
@@ -96,33 +96,51 @@ class FastPathCall(NamedTuple):
 
     def succeeded(self, data: Any) -> tuple[ProviderExecutionResult, AttemptRow] | None:
         """The result and the row of a successful call; None when the guard has to decide."""
-        policy, _, circuit, _, given, _, taken, now, began_at, started_at, _, context = self
-        ended_at, created_at = now(), policy.wall()
+        policy, given, context, taken = self.policy, self.given, self.context, self.reservation
+        ended_at, created_at, circuit = self.now(), policy.wall(), self.circuit
         noted_at = created_at if policy.is_stamped_by_store else circuit.now()
         if not isinstance(data, dict) or not circuit.note_success(noted_at):
             return None
-        duration, deadline = (ended_at - started_at) * 1000, context.deadline
+        started_at, deadline = self.started_at, context.deadline
+        duration = (ended_at - started_at) * 1000
+        correlation_id, number = context.correlation_id, context.attempt
         result = _new_result(ProviderExecutionResult)
-        _init_result(
-            result,
-            True,
-            data,
-            None,
-            None,
-            1,
-            (ended_at - began_at) * 1000,
-            context.correlation_id,  # type: ignore[arg-type] # of an attempt: it has one
+        result.success, result.data, result.reason_code, result.attempts = True, data, None, 1
+        result.error = result.http_status = result.retry_after_seconds = result.dead_letter = None
+        result.duration_ms = (ended_at - self.began_at) * 1000
+        result.correlation_id = correlation_id  # type: ignore[assignment] # an attempt has one
+        result.idempotency_key = given.idempotency_key
+        result.stop_reason, result.breaker_state = _SUCCEEDED, CircuitState.CLOSED
+        result.is_late = deadline is not None and ended_at > deadline
+        result.replayed = result.is_outcome_unknown_before = False
+        account = None if taken is None else taken.account
+        result.later_parts = (None, account, (number, started_at, duration))
+        tenant_id, provider_name, capability = self.lane.key
+        campaign_id, operation = self.who
+        budget_ms = policy.budget_ms
+        if given.timeout_budget_seconds is not None:
+            budget_ms = milliseconds(seconds_of(given, policy.budget))
+        row = (
+            policy.new_id(),
+            tenant_id,
+            given.task_execution_id,
+            provider_name,
+            capability,
+            operation,
             given.idempotency_key,
+            correlation_id,
+            number,
+            policy.max_attempts,
+            round(duration),
+            budget_ms,
+            _SUCCESS,
             None,
-            None,
-            _SUCCEEDED,
-            deadline is not None and ended_at > deadline,
             False,
-            CircuitState.CLOSED,
-            None if taken is None else quota_snapshot(taken.account),
-            (ProviderAttempt(context.attempt, started_at, duration),),
+            None,
+            created_at,
+            campaign_id,
         )
-        return result, _row_of(self, duration, created_at)
+        return result, _tuple(AttemptRow, row)
 
     @property
     def seconds_left(self) -> float | None:
@@ -143,38 +161,6 @@ class FastPathCall(NamedTuple):
         return call
 
 
-def _row_of(call: FastPathCall, duration: float, created_at: float) -> AttemptRow:
-    """The row of the one attempt of a successful call."""
-    policy, lane, _, (campaign_id, operation), given, _, _, _, _, _, _, context = call
-    tenant_id, provider_name, capability = lane.key
-    budget_ms = policy.budget_ms
-    if given.timeout_budget_seconds is not None:
-        budget_ms = milliseconds(seconds_of(given, policy.budget))
-    return _tuple(
-        AttemptRow,
-        (
-            policy.new_id(),
-            tenant_id,
-            given.task_execution_id,
-            provider_name,
-            capability,
-            operation,
-            given.idempotency_key,
-            context.correlation_id,
-            context.attempt,
-            policy.max_attempts,
-            round(duration),
-            budget_ms,
-            _SUCCESS,
-            None,
-            False,
-            None,
-            created_at,
-            campaign_id,
-        ),
-    )
-
-
 def try_fast_path(
     runtime: ProviderRuntime,
     lane: ProviderLane,
@@ -191,7 +177,7 @@ def try_fast_path(
     again. ``may_wait`` says whether the store may be asked for quota: not on an event loop.
     """
     policy, circuit, limiter = runtime.policy, lane.only_circuit, lane.quota
-    seconds = given.timeout_budget_seconds
+    seconds, own = given.timeout_budget_seconds, given.attempt_timeout_seconds
     # Bounds that the caller sets for this one call are rare: the guard alone knows their rules.
     # Without attempts left, it refuses the call.
     if (
@@ -205,63 +191,36 @@ def try_fast_path(
     seen_at = circuit.now()
     wait = circuit.peek(seen_at)
     if wait != CLEAR:
-        if not may_refuse or wait == LOOK:
-            return None
-        if wait == PAUSED:
-            return _paused(runtime, lane, given, circuit)
-        return _refused(runtime, lane, given, _CIRCUIT, wait)
+        return _held_up(runtime, lane, given, circuit, wait) if may_refuse else None
     now = policy.clock().now
     began_at, reservation = now(), None
     if limiter is not None:
         if not may_wait or given.units > limiter.policy.limit:
             return None
         try:
-            if runtime.is_local:
-                reservation = limiter.reserve(given.units, seen_at)
-            else:
-                work = partial(limiter.reserve, given.units, seen_at)
-                reservation = PROVIDER_BUDGET.run_within(seconds_of(given, policy.budget), work)
+            reservation = (
+                limiter.reserve(given.units, seen_at)
+                if runtime.is_local
+                else _reserve_within(seconds_of(given, policy.budget), limiter, given, seen_at)
+            )
         except StoreError as error:
-            refuse_moved(error)
-            call = runtime.new_call(lane, who, given)
-            call.unanswered(began_at)
-            return call
+            return _unanswered(runtime, lane, who, given, began_at, error)
         if reservation is None:
             wait = limiter.retry_after()
             return _refused(runtime, lane, given, _QUOTA, wait) if may_refuse else None
     permit = circuit.admit_cached()
     if permit is None:  # the circuit opened meanwhile: a guarded call begins, and reserves anew
-        if reservation is not None:
-            refund(policy, lane, reservation)
-        return None
-    return _begun(policy, lane, circuit, who, given, permit, reservation, now, began_at)
-
-
-def _begun(
-    policy: CallPolicy,
-    lane: ProviderLane,
-    circuit: Circuit,
-    who: Who,
-    given: ProviderExecutionContext,
-    permit: Permit,
-    reservation: Reservation | None,
-    now: Callable[[], float],
-    began_at: float,
-) -> FastPathCall:
-    """A call whose attempt begins now: it has passed all gates."""
-    left, limit, own = policy.budget, policy.attempt_timeout, given.attempt_timeout_seconds
-    if given.timeout_budget_seconds is not None:
-        left = seconds_of(given, left)
-    deadline = None if left is None else began_at + left
-    started_at = began_at
-    if reservation is not None:  # the store may have taken its time
-        started_at = now()
-        if left is not None:
-            left -= started_at - began_at
-    if own is not None and (limit is None or own < limit):
-        limit = own
-    if limit is None or (left is not None and left < limit):
-        limit = left
+        return _not_admitted(policy, lane, reservation)
+    left, limit = policy.budget, policy.attempt_timeout
+    if seconds is not None or own is not None:
+        left, limit = _bounds(policy, given)
+    # The store may have taken its time.
+    started_at, deadline = began_at if reservation is None else now(), None
+    if left is not None:
+        deadline = began_at + left
+        left -= started_at - began_at
+        if limit is None or left < limit:
+            limit = left
     offset = given.attempt_offset
     context = _new_context(ProviderExecutionContext)
     init_context(
@@ -271,7 +230,7 @@ def _begun(
         given.task_execution_id,
         given.task_name,
         deadline,
-        given.timeout_budget_seconds,
+        seconds,
         offset,
         given.units,
         given.traceparent,
@@ -279,9 +238,73 @@ def _begun(
         offset + 1,
         limit,
     )
-    is_late = left is not None and left <= 0
-    call = (policy, lane, circuit, who, given, permit, reservation, now, began_at, started_at)
-    return _tuple(FastPathCall, (*call, is_late, context))
+    return FastPathCall(
+        policy,
+        lane,
+        circuit,
+        who,
+        given,
+        permit,
+        reservation,
+        now,
+        began_at,
+        started_at,
+        left is not None and left <= 0,
+        context,
+    )
+
+
+def _bounds(
+    policy: CallPolicy, given: ProviderExecutionContext
+) -> tuple[float | None, float | None]:
+    """Seconds of a whole call and of an attempt: the caller's own, where those are fewer."""
+    limit, own = policy.attempt_timeout, given.attempt_timeout_seconds
+    if own is not None and (limit is None or own < limit):
+        limit = own
+    return seconds_of(given, policy.budget), limit
+
+
+def _reserve_within(
+    seconds: float | None, limiter: QuotaLimiter, given: ProviderExecutionContext, seen_at: float
+) -> Reservation | None:
+    work = partial(limiter.reserve, given.units, seen_at)
+    return PROVIDER_BUDGET.run_within(seconds, work)
+
+
+def _not_admitted(policy: CallPolicy, lane: ProviderLane, taken: Reservation | None) -> None:
+    """Give back what a call has taken that another one begins in place of."""
+    if taken is not None:
+        refund(policy, lane, taken)
+
+
+def _unanswered(
+    runtime: ProviderRuntime,
+    lane: ProviderLane,
+    who: Who,
+    given: ProviderExecutionContext,
+    began_at: float,
+    error: StoreError,
+) -> GuardedCall:
+    """A guarded call that knows that the store did not answer about the quota."""
+    refuse_moved(error)
+    call = runtime.new_call(lane, who, given)
+    call.unanswered(began_at)
+    return call
+
+
+def _held_up(
+    runtime: ProviderRuntime,
+    lane: ProviderLane,
+    given: ProviderExecutionContext,
+    circuit: Circuit,
+    wait: float,
+) -> ProviderExecutionResult | None:
+    """The refusal by a circuit that is not clear; None where the guard has to decide."""
+    if wait == LOOK:
+        return None
+    if wait == PAUSED:
+        return _paused(runtime, lane, given, circuit)
+    return _refused(runtime, lane, given, _CIRCUIT, wait)
 
 
 def _paused(
@@ -315,22 +338,11 @@ def _refused(
     quota = lane.quota
     seen = None if quota is None else quota.refused if gate is _QUOTA else quota.account
     result = _new_result(ProviderExecutionResult)
-    _init_result(
-        result,
-        False,
-        None,
-        refusal_error(end, wait, seen, lane.key),
-        reason_code,
-        0,
-        0.0,
-        given.correlation_id or runtime.policy.new_id(),
-        given.idempotency_key,
-        None,
-        wait,
-        stop_reason,
-        False,
-        False,
-        state,
-        None if seen is None else quota_snapshot(seen),
-    )
+    result.success = result.is_late = result.replayed = result.is_outcome_unknown_before = False
+    result.data = result.http_status = result.dead_letter = None
+    result.reason_code, result.stop_reason, result.breaker_state = reason_code, stop_reason, state
+    result.attempts, result.duration_ms, result.retry_after_seconds = 0, 0.0, wait
+    result.correlation_id = given.correlation_id or runtime.policy.new_id()
+    result.idempotency_key = given.idempotency_key
+    result.later_parts = ((refusal_error, end, wait, seen, lane.key), seen, None)
     return result

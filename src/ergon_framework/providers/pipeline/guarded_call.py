@@ -43,6 +43,7 @@ from ergon_framework.providers.execution import (
     ProviderExecutionResult,
     QuotaSnapshot,
     init_context,
+    quota_snapshot,
 )
 from ergon_framework.providers.mapping.rules import is_time_up
 from ergon_framework.providers.pipeline.lanes import Permits, ProviderLane
@@ -55,14 +56,7 @@ from ergon_framework.storage.freeze import refuse_moved
 _MAX_BUDGET = 2**31 / 1000 - 1  # seconds: the column holds milliseconds
 
 
-_new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
 _new_context = ProviderExecutionContext.__new__
-
-
-def quota_snapshot(account: QuotaUsage) -> QuotaSnapshot:
-    """A quota budget as a result shows it."""
-    window, limit, used = account
-    return _new(QuotaSnapshot, (limit, used, limit - used if used < limit else 0, window.end))
 
 
 def seconds_of(given: ProviderExecutionContext, budget: float | None) -> float | None:

@@ -142,9 +142,11 @@ def payload_again(payload: dict[str, Any], *, is_retried: bool) -> PayloadAgain 
 
     To be called before the first attempt, which may change what it is given.
     """
+    if not is_retried:
+        return None
     if type(payload) is dict and _FIXED.issuperset(map(type, payload.values())):
         return payload.copy().copy  # of a copy of our own: the caller may change its dict meanwhile
-    return _kept(payload) if is_retried else None
+    return _kept(payload)
 
 
 def _kept(payload: dict[str, Any]) -> Callable[[], dict[str, Any]]:

@@ -6,10 +6,10 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, repeat
 from operator import attrgetter
 from typing import Any
 
@@ -51,12 +51,23 @@ from ergon_framework.providers.stores.roll_ups import LaneChanges, first_minute,
 _FRESH = LaneState()
 
 
+MAX_AHEAD = 32
+"""Units of one lane that are granted ahead at most."""
+
+_new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
+
+
 @dataclass(slots=True, eq=False)
 class MemoryLane:
     """Gates, quota and health of one lane."""
 
     state: LaneState = _FRESH
     account: QuotaUsage | None = None
+    """The budget, in which units ahead are used: :meth:`usage` has it without them."""
+    ahead: list[QuotaUsage] = field(default_factory=list)
+    """Units granted ahead: for each the budget once it is used. The next is at the end."""
+    ahead_count: int = 0
+    """How many they were when they were granted."""
     counted_at: float = 0.0
     updated_at: float | None = None
     """None while only its quota was written."""
@@ -64,6 +75,38 @@ class MemoryLane:
     last_success_at: float | None = None
     last_error_at: float | None = None
     last_error_code: str | None = None
+
+    def usage(self) -> QuotaUsage | None:
+        """The budget as of now."""
+        account, left = self.account, len(self.ahead)
+        return account if account is None or not left else _with_fewer_used(account, left)
+
+    def take_back(self) -> QuotaUsage | None:
+        """End what was granted ahead, under the lock; the budget, which no pop changes any more."""
+        grants, left = self.ahead, 0
+        if grants:
+            self.ahead = []
+            # One by one: a call that found the list before may pop from it meanwhile.
+            with suppress(IndexError):
+                while True:
+                    grants.pop()
+                    left += 1
+        if left and self.account is not None:
+            self.account = _with_fewer_used(self.account, left)
+        return self.account
+
+    def grant_ahead(self, account: QuotaUsage) -> list[QuotaUsage]:
+        """Grant single units of this lane's budget ahead, under the lock.
+
+        Twice as many as the last time, as only a lane with many calls has any use of them.
+        """
+        window, limit, used = account
+        self.ahead_count = count = min(2 * self.ahead_count + 1, MAX_AHEAD, limit - used)
+        self.account = QuotaUsage(window, limit, used + count)
+        numbers = range(used + count, used, -1)
+        fields = zip(repeat(window), repeat(limit), numbers, strict=False)
+        self.ahead = list(map(_new, repeat(QuotaUsage), fields))
+        return self.ahead
 
     def is_known(self, now: float) -> bool:
         """Whether a summary shows it."""
@@ -115,8 +158,12 @@ class MemoryLane:
         )
 
     def _running(self, now: float) -> QuotaUsage | None:
-        account = self.account
+        account = self.usage()
         return account if account is not None and now < account.window.end else None
+
+
+def _with_fewer_used(account: QuotaUsage, units: int) -> QuotaUsage:
+    return account._replace(used=account.used - units)
 
 
 _id_of = attrgetter("id")
@@ -369,13 +416,18 @@ MAX_RESULT_BYTES = 256 * 1024 * 1024
 MAX_LANES = 10_000
 """Lanes that are kept; beyond them, the oldest of those that hold no call back are forgotten."""
 
-_new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
-
 
 class MemoryProviderStore:
     """A store for the threads of one process. Every call is one step under one lock."""
 
     durability = "What was written is in this process's memory, and is lost when it ends."
+    grants_ahead = True
+    """Whether callers may use :meth:`units_ahead`."""
+
+    def __init_subclass__(cls) -> None:
+        # One that reserves in its own way is asked for every unit.
+        if "reserve" in vars(cls):
+            cls.grants_ahead = False
 
     def __init__(
         self,
@@ -458,7 +510,7 @@ class MemoryProviderStore:
             if self.is_closed:
                 raise _closed()
             lane = self._lanes.get(key) or self._lane(key)
-            account = lane.account
+            account = lane.take_back()
             if account is None:
                 account = QuotaUsage(window, limit)
             elif account.window != window or account.limit != limit:
@@ -473,12 +525,27 @@ class MemoryProviderStore:
             lane.account = account
         return QuotaGrant(account, is_granted=False)
 
+    def units_ahead(self, key: LaneKey, window: QuotaWindow, limit: int) -> list[QuotaUsage]:
+        """Grant single units ahead: each call pops one from the list, without the lock.
+
+        Whoever reserves, refunds or closes afterwards takes back what is left. To pop is atomic:
+        no unit is had twice, and none is lost.
+        """
+        with self._lock:
+            lane = self._lanes.get(key)
+            account = None if lane is None else lane.take_back()
+            is_same = account is not None and account.window == window and account.limit == limit
+            if lane is None or account is None or not is_same or self.is_closed:
+                return []
+            return lane.grant_ahead(account) if account.remaining else []
+
     def refund(self, key: LaneKey, window: QuotaWindow, units: int) -> None:
         """Return ``units`` to the window they came from; its use stays at zero or above."""
         with self._step():
             lane = self._lanes.get(key)
-            if lane is not None and lane.account is not None:
-                lane.account = lane.account.refund(window, units)
+            account = None if lane is None else lane.take_back()
+            if lane is not None and account is not None:
+                lane.account = account.refund(window, units)
                 lane.counted_at = self._clock()
 
     # -- records -------------------------------------------------------------------------------
@@ -583,6 +650,8 @@ class MemoryProviderStore:
         """Close the store. May be called twice."""
         with self._lock:
             self.is_closed = True
+            for lane in self._lanes.values():
+                lane.take_back()
 
     def renew(self) -> None:
         """Called in a forked child: the thread that held the lock does not exist there."""
