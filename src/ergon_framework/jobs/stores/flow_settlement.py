@@ -192,13 +192,13 @@ class FlowTables(Protocol):
         """Write a flow."""
 
     def put_flows(self, rows: Sequence[FlowRow]) -> None:
-        """Write flows that are there, in the order given."""
+        """Update existing flows, in the given order."""
 
     def put_joins(self, joins: Sequence[Join]) -> None:
         """Add joins."""
 
     def count_at(self, counts: Counter[str]) -> list[str]:
-        """Take so many predecessors off joins; answers those that have none left."""
+        """Subtract ended predecessors from joins. Returns the joins that have none left."""
 
     def is_open(self, join_id: str) -> bool:
         """Whether a join has no predecessors left."""
@@ -207,49 +207,53 @@ class FlowTables(Protocol):
         """The joins of a flow that have no predecessors left."""
 
     def release(self, joins: Sequence[str], limit: int) -> ReleaseSlice:
-        """Let steps go that wait at a join: they are due, or wait for their signal."""
+        """Release steps that wait at a join: each becomes due, or waits for its signal."""
 
     def waiting(self, flow_id: str, after: int, limit: int) -> list[JobPosition]:
-        """Steps that have not ended and do not run, in the order of adding."""
+        """Steps that wait, in the order in which they were added."""
 
     def ended(self, flow_id: str, after: int, limit: int) -> list[EndedStep]:
-        """Steps that failed or were cancelled, in the order of adding."""
+        """Steps that failed or were cancelled, in the order in which they were added."""
 
     def set_feeds(self, key: int, feeds: Sequence[str]) -> None:
-        """Say where the end of a step counts from now on."""
+        """Set the joins at which the end of a step counts."""
 
     def predecessors(self, ids: Sequence[str]) -> list[Predecessor]:
         """The jobs of these ids, as far as there are any; nobody else changes them."""
 
     def adopt(self, key: int, flow_id: str, feeds: Sequence[str]) -> None:
-        """Make a job a step of a flow; it is kept as long as the flow from now on."""
+        """Make a job a step of a flow. From then on it is kept as long as the flow."""
 
     def waiting_signals(self, flow_id: str, name: str) -> list[WaitingSignal]:
-        """The steps of a flow that wait for a signal or will, in the order of adding."""
+        """The steps of a flow that wait for a signal, or will, in the order in which they were
+        added.
+        """
 
     def keep_signal(self, key: int, value: bytes) -> None:
         """Keep the value of a signal for a step that has not been reached."""
 
     def settle_all(self, settlements: Sequence[Settlement]) -> None:
-        """Apply transitions of steps, as those that a worker reports; at most one of each step."""
+        """Apply transitions of steps like those that a worker reports; at most one for
+        each step.
+        """
 
     def insert(self, steps: Sequence[NewJob]) -> None:
         """Add new steps."""
 
     def first_work(self) -> FlowWork | None:
-        """Something that is left to be done in slices, and that nobody else does now."""
+        """A piece of unfinished work that no other transaction is doing."""
 
     def find_work(self, target: str) -> FlowWork | None:
-        """What is left to be done there."""
+        """The unfinished work at a target."""
 
     def put_work(self, work: FlowWork) -> None:
-        """Note how far something has come, in the place of anything else for its target."""
+        """Record how far a piece of work is; it replaces other work for the same target."""
 
     def drop_work(self, target: str) -> None:
-        """Nothing is left to be done there."""
+        """Delete finished work."""
 
     def changed(self) -> None:
-        """Something may have become claimable, or is left to be done."""
+        """Note that something may have become claimable, or is left to be done."""
 
 
 @dataclass(slots=True)
@@ -330,7 +334,7 @@ class FlowSettlement:
         self._dirty.clear()
 
     def do_slice(self) -> None:
-        """Go on with something that is left; with what follows from it."""
+        """Do one slice of unfinished work, and what follows from it."""
         work = self.tables.first_work()
         if work is None:
             return

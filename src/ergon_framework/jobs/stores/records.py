@@ -35,13 +35,13 @@ class Buckets(Protocol):
         """When the bucket of each queue with a rate will be full."""
 
     def fill_buckets(self, full_at: Mapping[str, float]) -> None:
-        """Say when buckets will be full; those of queues without a rate are left out."""
+        """Set when buckets will be full. Queues without a rate are skipped."""
 
     def key_buckets(self) -> KeyBuckets:
         """When the bucket of each limit key of which tokens were taken will be full, by queue."""
 
     def fill_key_buckets(self, full_at: KeyBuckets) -> None:
-        """Say when buckets of limit keys will be full."""
+        """Set when the buckets of limit keys will be full."""
 
 
 def dump_settings(

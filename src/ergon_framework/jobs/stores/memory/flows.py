@@ -95,7 +95,7 @@ class StepJobs(Protocol):
     is_work: bool
 
     def add(self, jobs: Sequence[NewJob], now: float) -> list[EnqueueResult]:
-        """Add all of them or none."""
+        """Add all jobs or none."""
 
     def settle(self, settlement: Settlement, now: float) -> bool:
         """Apply a transition."""
@@ -107,7 +107,7 @@ class StepJobs(Protocol):
         """The flows that this step of a caller changes."""
 
     def keep(self, record: MemoryJob) -> None:
-        """A job that became a step is kept as long as its flow."""
+        """Keep a job that became a step as long as its flow."""
 
     def check_new(self, jobs: Sequence[NewJob], now: float) -> None:
         """Refuse jobs whose ids are taken."""
@@ -145,7 +145,7 @@ class MemoryFlowTables:
         self._book.put(replace(row))
 
     def put_flows(self, rows: Sequence[FlowRow]) -> None:
-        """Write flows that are there."""
+        """Update existing flows."""
         for row in rows:
             self.put_flow(row)
 
@@ -154,7 +154,7 @@ class MemoryFlowTables:
         self._book.joins.update({join.id: join for join in joins})
 
     def count_at(self, counts: Counter[str]) -> list[str]:
-        """Take so many predecessors off joins; answers those that have none left."""
+        """Subtract ended predecessors from joins. Returns the joins that have none left."""
         for join_id, number in counts.items():
             join = self._book.joins[join_id]
             left = msgspec.structs.replace(join, remaining=join.remaining - number)
@@ -171,7 +171,7 @@ class MemoryFlowTables:
         return [each.id for each in joins if each.flow_id == flow_id and self.is_open(each.id)]
 
     def release(self, joins: Sequence[str], limit: int) -> ReleaseSlice:
-        """Let steps go that wait at joins."""
+        """Release steps that wait at joins."""
         waiting = (
             step
             for join_id in joins
@@ -189,7 +189,7 @@ class MemoryFlowTables:
         return ReleaseSlice(len(found), early)
 
     def waiting(self, flow_id: str, after: int, limit: int) -> list[JobPosition]:
-        """Steps that have not ended and do not run."""
+        """Steps that wait."""
         found = (
             step.position()
             for step in self._steps(flow_id, after)
@@ -207,7 +207,7 @@ class MemoryFlowTables:
         return list(islice(found, limit))
 
     def set_feeds(self, key: int, feeds: Sequence[str]) -> None:
-        """Say where the end of a step counts from now on."""
+        """Set the joins at which the end of a step counts."""
         self._table.records[key].feeds = tuple(feeds)
 
     def predecessors(self, ids: Sequence[str]) -> list[Predecessor]:
@@ -228,7 +228,9 @@ class MemoryFlowTables:
         self._book.enlist(record)
 
     def waiting_signals(self, flow_id: str, name: str) -> list[WaitingSignal]:
-        """The steps of a flow that wait for a signal or will, in the order of adding."""
+        """The steps of a flow that wait for a signal, or will, in the order in which they were
+        added.
+        """
         return [
             WaitingSignal(step.position(), step.join_id is None, step.expires_at, step.result)
             for step in self._steps(flow_id)
@@ -249,25 +251,25 @@ class MemoryFlowTables:
         self._table.add(steps, self._now)
 
     def first_work(self) -> FlowWork | None:
-        """Something that is left to be done in slices."""
+        """A piece of unfinished work."""
         return next(iter(self._book.work.values()), None)
 
     def find_work(self, target: str) -> FlowWork | None:
-        """What is left to be done there."""
+        """The unfinished work at a target."""
         return self._book.work.get(target)
 
     def put_work(self, work: FlowWork) -> None:
-        """Note how far something has come; other work has its turn first."""
+        """Record how far a piece of work is; other work gets its turn first."""
         # Taken out first, because a dict keeps the old position of a key: each flow gets its turn.
         self._book.work.pop(work.target, None)
         self._book.work[work.target] = work
 
     def drop_work(self, target: str) -> None:
-        """Nothing is left to be done there."""
+        """Delete finished work."""
         self._book.work.pop(target, None)
 
     def changed(self) -> None:
-        """Something may have become claimable, or is left to be done."""
+        """Note that something may have become claimable, or is left to be done."""
         self._table.is_work = True
 
     def _steps(self, flow_id: str, after: int = 0) -> Iterator[MemoryJob]:
@@ -281,7 +283,7 @@ def _key(record: MemoryJob) -> int:
 
 
 class MemoryFlows:
-    """The flows of one store."""
+    """The flows of one job store."""
 
     def __init__(
         self, step: Callable[[], AbstractContextManager[StepJobs]], now: Callable[[], float]
@@ -309,7 +311,9 @@ class MemoryFlows:
     def page(
         self, statuses: Sequence[FlowStatus], limit: int, below: int | None = None
     ) -> tuple[list[Flow], int | None]:
-        """A page of them, and below which place the next one begins; None: there are no more."""
+        """One page of flows, and the place below which the next page begins; None: this was the
+        last page.
+        """
         with self._step() as table:
             book = table.flow_book
             found = (
@@ -321,7 +325,7 @@ class MemoryFlows:
             return flow_page([*islice(found, limit + 1)], limit)
 
     def joins(self, flow_id: str) -> list[Join]:
-        """The joins of a flow, in the order of adding."""
+        """The joins of a flow, in the order in which they were added."""
         with self._step() as table:
             joins = table.flow_book.joins.values()
             return [each for each in joins if each.flow_id == flow_id]
@@ -332,7 +336,7 @@ class MemoryFlows:
             return table.moves(self._now()).apply(flow_id, event)
 
     def sweep(self, flow_id: str) -> bool:
-        """Go on with what was applied, one slice of steps; whether anything is left."""
+        """Continue a decision for one slice of steps. Returns whether anything is left to do."""
         with self._step() as table:
             return table.moves(self._now()).sweep(flow_id)
 
@@ -342,14 +346,14 @@ class MemoryFlows:
             table.moves(self._now()).purge(flow_id)
 
     def ripe(self, limit: int) -> list[Flow]:
-        """Flows that have ended and were kept long enough."""
+        """Flows that have ended and whose retention is over."""
         with self._step() as table:
             found = table.flow_book.due(self._now())
             found.sort(key=lambda row: row.purge_at or 0.0)
             return [row.flow() for row in found[:limit]]
 
     def delete(self, flow: Flow, limit: int) -> bool:
-        """Delete some steps of a flow that was kept long enough, and at last the flow."""
+        """Delete some steps of a flow whose retention is over, and finally the flow."""
         with self._step() as table:
             row = table.flow_book.flows.get(flow.id)
             if row is None or not is_as_read(row, flow, self._now()):
@@ -357,7 +361,9 @@ class MemoryFlows:
             return table.purge_flow(flow.id, limit) >= limit
 
     def signal(self, flow_id: str, name: str, value: bytes) -> SignalOutcome:
-        """Complete the step that waits for a signal, or keep the value for the first that will."""
+        """Complete the step that waits for a signal, or keep the value for the step that will wait
+        for it.
+        """
         with self._step() as table:
             return table.moves(self._now()).signal(flow_id, name, value)
 

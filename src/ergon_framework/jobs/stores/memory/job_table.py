@@ -84,7 +84,7 @@ class JobTable:
     # ---- adding ---------------------------------------------------------------------------------
 
     def add(self, jobs: Sequence[NewJob], now: float) -> list[EnqueueResult]:
-        """Add all of them or none."""
+        """Add all jobs or none."""
         # All are judged before the first is added: memory has no rollback.
         self._refuse_duplicates(jobs, now)
         return [self._add(job, now) for job in jobs]
@@ -204,7 +204,7 @@ class JobTable:
         return True
 
     def replace(self, settlement: Settlement, job: NewJob, now: float) -> bool:
-        """End a job that is no step, and add one in its place."""
+        """End a job that is no step of a flow, and add another in its place."""
         record = self.records.get(settlement.key)
         if record is None or record.feeds is not None:
             return False
@@ -409,7 +409,7 @@ class JobTable:
             self.finish(now)
 
     def purge_flows(self, now: float, limit: int) -> int:
-        """Delete flows that were kept long enough, with their steps; how many steps."""
+        """Delete flows whose retention is over, with their steps. Returns how many steps."""
         purged = 0
         for row in self.flow_book.due(now):
             purged += self.purge_flow(row.id, limit - purged)
@@ -418,7 +418,9 @@ class JobTable:
         return purged
 
     def purge_flow(self, flow_id: str, limit: int) -> int:
-        """Delete at most so many steps of a flow, and with fewer the flow itself; how many."""
+        """Delete at most so many steps of a flow. If fewer are left, the flow is deleted, too.
+        Returns how many.
+        """
         keys = list(self.flow_book.steps.get(flow_id, ()))[:limit]
         for key in keys:
             self.remove(self.records[key])
@@ -427,7 +429,7 @@ class JobTable:
         return len(keys)
 
     def keep(self, record: MemoryJob) -> None:
-        """A job that became a step is kept as long as its flow."""
+        """Keep a job that became a step as long as its flow."""
         record.purge_at = None
         self.leaving.discard(record.key)
 

@@ -178,7 +178,7 @@ class MemoryQueue:
         return self.key_bucket(key, settings.key_rate).next_at(now)
 
     def fill_keys(self, full_at: Mapping[str, float]) -> None:
-        """Say when buckets of limit keys will be full."""
+        """Set when the buckets of limit keys will be full."""
         rate, burst = self.settings.key_rate, self.settings.key_burst
         if rate is not None:
             self.key_buckets |= {key: TokenBucket(rate, burst, at) for key, at in full_at.items()}

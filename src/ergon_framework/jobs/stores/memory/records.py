@@ -1,4 +1,4 @@
-"""All that a memory job store holds, read as records and written from records."""
+"""Reads and writes everything in a memory job store as records."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class MemoryJobRecords:
             return cast("list[C]", _page(table, after or 0, limit))
 
     def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
-        """Put records of one kind in, in order."""
+        """Write records of one kind, in order."""
         with self._step() as table:
             self._check(fence)
             for each in records:
@@ -71,7 +71,7 @@ class MemoryJobRecords:
         load_settings(self._store, self, records)
 
     def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
-        """Take records of one kind out; those that are not there are fine."""
+        """Delete records of one kind. Records that do not exist are skipped."""
         with self._step() as table:
             self._check(fence)
             for each in records:
@@ -90,7 +90,7 @@ class MemoryJobRecords:
         return {name: full_at for name, full_at in found.items() if full_at is not None}
 
     def fill_buckets(self, full_at: Mapping[str, float]) -> None:
-        """Say when buckets will be full."""
+        """Set when the buckets of queues will be full."""
         with self._step() as table:
             for name, instant in full_at.items():
                 table.queues.get(name).fill(instant)
@@ -105,18 +105,18 @@ class MemoryJobRecords:
             )
 
     def fill_key_buckets(self, full_at: KeyBuckets) -> None:
-        """Say when buckets of limit keys will be full."""
+        """Set when the buckets of limit keys will be full."""
         with self._step() as table:
             for name, keys in full_at.items():
                 table.queues.get(name).fill_keys(keys)
 
     def move_state(self) -> bytes | None:
-        """What was written down about a move into this store."""
+        """The recorded state of a move into this store."""
         with self._step():
             return self._mark
 
     def set_move_state(self, state: bytes | None, fence: Fence | None = None) -> None:
-        """Write something down about a move into this store, or forget it."""
+        """Record the state of a move into this store, or delete the record."""
         with self._step():
             if fence is not None:
                 fence.check_change(self._mark, state)
@@ -129,7 +129,7 @@ class MemoryJobRecords:
 
 
 def _page(table: JobTable, after: int, limit: int) -> list[JobRecord]:
-    """Some jobs, and fewer when they are large."""
+    """One page of jobs; it has fewer jobs when they are large."""
     later = (record for key, record in table.records.items() if key > after)
     records = (JobRecord(record.job(), record.changed_at) for record in islice(later, limit))
     return as_page((each, _payload_size(each.job)) for each in records)
@@ -140,7 +140,7 @@ def _payload_size(job: Job) -> int:
 
 
 def _flows(book: FlowBook, after: str, limit: int) -> list[FlowRecord]:
-    """Some flows by id, and fewer when they are large."""
+    """One page of flows by id; it has fewer flows when they are large."""
     ids = sorted(flow_id for flow_id in book.flows if flow_id > after)[:limit]
     joins: dict[str, list[Join]] = {flow_id: [] for flow_id in ids}
     for join in book.joins.values():
@@ -166,7 +166,7 @@ def put_flow(book: FlowBook, copy: FlowRecord) -> None:
 
 
 def _strip(book: FlowBook, flow_id: str) -> None:
-    """Take the joins and the work of a flow out; its steps stay."""
+    """Delete the joins and the unfinished work of a flow; its steps stay."""
     for join in [each.id for each in book.joins.values() if each.flow_id == flow_id]:
         del book.joins[join]
     for target in [each.target for each in book.work.values() if each.flow_id == flow_id]:

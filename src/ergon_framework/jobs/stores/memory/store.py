@@ -67,7 +67,7 @@ class MemoryJobStore:
         self._executors: dict[str, float] = {}  # when each was last seen; "": since when
         self._schedules: dict[str, Schedule] = {}
         self.records = MemoryJobRecords(self.step, self)
-        """All that the store holds, to be copied into another store or out of one."""
+        """All records of the store, for copies into another store or from one."""
 
     @property
     def retention(self) -> JobRetention:
@@ -110,7 +110,7 @@ class MemoryJobStore:
             self._notifier.notify(Topic.DONE)
 
     def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-        """Store all of them or none."""
+        """Store all jobs or none."""
         with self.step() as table:
             return table.add(jobs, self.now())
 
@@ -127,13 +127,13 @@ class MemoryJobStore:
             return applied, ClaimResult([]) if request is None else table.claim(request, now)
 
     def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
-        """Prolong leases and charge attempts."""
+        """Renew leases and charge attempts."""
         with self.step() as table:
             until = self.now() + lease
             return [_renew(table, hold, until) for hold in holds]
 
     def request_cancel(self, job: Job, request: CancelRequest) -> bool:
-        """Note that a running job is to be cancelled."""
+        """Record that a running job is to be cancelled."""
         with self.step() as table:
             record = _held(table, LeaseRenewal(job.key, job.id, job.fence, False))
             if record is None:
@@ -151,7 +151,7 @@ class MemoryJobStore:
             return {name: request for name, request in asked.items() if request is not None}
 
     def shorten(self, leases: Mapping[str, float], others: float) -> int:
-        """Cut leases that end later than they could if they were renewed now."""
+        """Shorten leases that end later than a renewal at this moment would make them end."""
         number = 0
         with self.step() as table:
             now = self.now()
@@ -163,7 +163,9 @@ class MemoryJobStore:
         return number
 
     def shorten_waits(self) -> int:
-        """Let jobs that went back to the queue wait for as long as was decided."""
+        """Restore the decided wait of jobs that went back to their queue, after the clock was set
+        back.
+        """
         with self.step() as table:
             now = self.now()
             return sum(table.shorten_wait(record, now) for record in table.records.values())
@@ -234,17 +236,17 @@ class MemoryJobStore:
             yield from page
 
     def count(self, search: Search) -> int:
-        """How many match."""
+        """How many jobs match."""
         with self.step() as table:
             return sum(record.matches(search) for record in table.records.values())
 
     def replace(self, settlement: Settlement, job: NewJob) -> bool:
-        """End a job that is no step, and add one in its place, in one step."""
+        """End a job that is no step of a flow, and add another in its place, in one step."""
         with self.step() as table:
             return table.replace(settlement, job, self.now())
 
     def purge(self, jobs: Sequence[Job]) -> int:
-        """Delete final jobs that have not been moved since they were read."""
+        """Delete final jobs that have not changed since they were read."""
         with self.step() as table:
             found = [table.records.get(job.key) for job in jobs]
             doomed = {
@@ -258,7 +260,7 @@ class MemoryJobStore:
             return len(doomed)
 
     def erase(self, jobs: Sequence[Job]) -> int:
-        """Erase what final jobs tell that have not been moved since they were read."""
+        """Erase the content of final jobs that have not changed since they were read."""
         with self.step() as table:
             found = [table.records.get(job.key) for job in jobs]
             doomed = [
@@ -276,7 +278,7 @@ class MemoryJobStore:
     # ---- queues ---------------------------------------------------------------------------------
 
     def queues(self) -> list[Queue]:
-        """Every queue that has jobs or settings, by name."""
+        """Every queue with jobs or settings, by name."""
         with self.step() as table:
             now = self.now()
             members = defaultdict[str, list[MemoryJob]](list)
@@ -299,7 +301,9 @@ class MemoryJobStore:
     def look_at_queues(
         self, names: Sequence[str], *, most: int = MOST_COUNTED, sample: int = MOST_SAMPLED
     ) -> list[Queue]:
-        """These queues in this order; the counts are exact, each job of the process is read."""
+        """The given queues, in this order. The counts are exact, because every job of the process
+        is read.
+        """
         found = {each.name: each for each in self.queues()}
         return [found.get(name) or Queue(name=name) for name in names]
 
@@ -333,14 +337,14 @@ class MemoryJobStore:
             return {name: version for name, version in found.items() if version is not None}
 
     def key_wakes_at(self, queue: str, limit_key: str) -> float | None:
-        """When jobs that wait for a token of this limit key are due; None: none waits for one."""
+        """When jobs that wait for a token of this limit key are due; None if none waits."""
         with self.step() as table:
             return table.queues.key_wakes_at(queue, limit_key)
 
     # ---- workers and upkeep ---------------------------------------------------------------------
 
     def heartbeat(self, record: WorkerRecord) -> None:
-        """Note that a worker lives, or that it is gone."""
+        """Store a worker's heartbeat record, or remove it."""
         with self.step():
             if record.state == "gone":
                 self._workers.pop(record.id, None)
@@ -355,11 +359,11 @@ class MemoryJobStore:
         """Nobody can take anything from it."""
 
     def workers(self) -> list[WorkerRecord]:
-        """The workers that reported themselves, by id."""
+        """The workers with a heartbeat record, by id."""
         return [each for each in self._worker_records() if not each.has_ended]
 
     def ended_workers(self) -> list[WorkerRecord]:
-        """What workers that have ended left behind."""
+        """The final records of workers that have ended."""
         return [each for each in self._worker_records() if each.has_ended]
 
     def _worker_records(self) -> list[WorkerRecord]:
@@ -380,7 +384,7 @@ class MemoryJobStore:
             return list(islice(found, limit))
 
     def ripe(self, limit: int) -> list[Job]:
-        """Ended jobs that were kept long enough and are no steps of flows."""
+        """Ended jobs whose retention is over and that are not steps of flows."""
         with self.step() as table:
             now = self.now()
             due: list[MemoryJob] = []
@@ -397,7 +401,7 @@ class MemoryJobStore:
             return [record.job() for record in found]
 
     def prune(self, limit: int, *, purges: bool = True) -> PruneResult:
-        """Purge what has been kept long enough, end what is outdated, forget dead workers."""
+        """Delete jobs whose retention is over, end expired jobs, and forget dead workers."""
         with self.step() as table:
             now = self.now()
             purged = outdated = 0
@@ -421,31 +425,33 @@ class MemoryJobStore:
     # ---- schedules ------------------------------------------------------------------------------
 
     def schedules(self) -> list[Schedule]:
-        """All, by name."""
+        """All schedules, by name."""
         with self.step():
             return sorted(self._schedules.values(), key=lambda schedule: schedule.name)
 
     def next_schedules(self, limit: int) -> list[Schedule]:
-        """Those that fire next, the earliest first; none that is paused or has no further fire."""
+        """Schedules that fire next, the earliest first. Paused schedules, and those without another
+        fire, are left out.
+        """
         with self.step():
             return earliest(self._schedules.values(), limit)
 
     def put_schedule(self, schedule: Schedule) -> None:
-        """Add or replace the definition."""
+        """Store a schedule, in place of an earlier definition."""
         with self.step():
             self._schedules[schedule.name] = schedule
 
     def drop_schedule(self, name: str) -> bool:
-        """Remove one; whether it was there."""
+        """Remove a schedule. Returns whether it existed."""
         with self.step():
             return self._schedules.pop(name, None) is not None
 
     def fire(
         self, name: str, expected: float, next_at: float | None, jobs: Sequence[NewJob]
     ) -> bool:
-        """Move ``next_at`` on and add the jobs, in one step, if it still is ``expected``.
+        """Advance ``next_at`` and add the jobs, in one step, if ``next_at`` still is ``expected``.
 
-        A job whose id or unique key is taken is skipped: the schedule goes on without it.
+        A job whose id or unique key is taken is skipped.
         """
         with self.step() as table:
             schedule = self._schedules.get(name)

@@ -29,10 +29,10 @@ from ergon_framework.ports.jobstore import Job, Named, Queue, Search, Settlement
 
 
 class PostgresRead(Protocol):
-    """Runs something on what was committed last."""
+    """Runs a query on the data that was committed last."""
 
     def __call__(self, work: Callable[[PostgresTx], T], /) -> T:
-        """What it answers."""
+        """The result."""
 
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ def search_jobs(
 
 
 def statement_of(wanted: Search) -> bytes:
-    """What a search asks the server."""
+    """The statement of a search."""
     places = _places(wanted)
     many = [_MANY[place] for place in places if place in _MANY]
     if len(places) == 1 and places[0] in _PAGES:
@@ -116,7 +116,7 @@ def statement_of(wanted: Search) -> bytes:
 
 
 def count_jobs(tx: PostgresTx, wanted: Search) -> int:
-    """How many match."""
+    """How many jobs match."""
     counts = [
         b" ".join([b"(SELECT count(*)", *_where(wanted, place), _below(place), b")"])
         for place in _places(wanted)
@@ -126,7 +126,7 @@ def count_jobs(tx: PostgresTx, wanted: Search) -> int:
 
 
 def _places(wanted: Search) -> list[str]:
-    """Where to look, so that few jobs have to be looked at; no job is in two of these places."""
+    """The indexes to read, so that few jobs have to be read. No job is in two of them."""
     if wanted.ids:
         return ["in_ids"]
     if wanted.flow is not None:
@@ -223,12 +223,12 @@ def list_queues(tx: PostgresTx, now: float) -> list[Queue]:
 
 
 def purge_jobs(tx: PostgresTx, jobs: Sequence[Job]) -> int:
-    """Delete jobs that have ended and were not moved since they were read."""
+    """Delete ended jobs that have not changed since they were read."""
     return tx.execute(_SQL["purge"], _as_read(jobs)).rowcount
 
 
 def erase_jobs(tx: PostgresTx, jobs: Sequence[Job], now: float) -> int:
-    """Erase what jobs tell that have ended and were not moved since they were read."""
+    """Erase the content of ended jobs that have not changed since they were read."""
     left = [erased(job, now) for job in jobs]
     values = _as_read(jobs) | {
         "failures": texts([None if e.last_error is None else text_of(e.last_error) for e in left]),

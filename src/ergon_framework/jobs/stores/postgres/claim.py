@@ -710,7 +710,7 @@ class PostgresClaim:
         return ClaimResult(jobs, next_at, is_more, self._outdated, expires_at, waiting)
 
     def _leased(self) -> list[ClaimedJob]:
-        """The jobs that were claimed; rows that cannot be read are set aside."""
+        """The claimed jobs. Rows that cannot be read are set aside."""
         jobs: list[ClaimedJob] = []
         odd: list[tuple[int, str]] = []
         for row in self._rows:
@@ -741,7 +741,7 @@ class PostgresClaim:
         return min(found, default=None)
 
     def _is_left(self) -> bool:
-        """Whether a due job was left that this worker could run, now or later."""
+        """Whether a due job is left that this worker could run, now or later."""
         view = self._view
         if any(map(self._plan.is_left, (*view.lanes, *view.blocked))):
             return True

@@ -382,7 +382,7 @@ class PostgresFlowTables:
         self._tx.execute(_SQL["insert_joins"], values)
 
     def count_at(self, counts: Counter[str]) -> list[str]:
-        """Take so many predecessors off joins; answers those that have none left."""
+        """Subtract ended predecessors from joins. Returns the joins that have none left."""
         values = {"ids": texts(counts), "numbers": numbers(counts.values())}
         rows = self._tx.execute(_SQL["count_at"], values).fetchall()
         return sorted(join for join, remaining in rows if remaining == 0)
@@ -398,7 +398,7 @@ class PostgresFlowTables:
         return [join for (join,) in rows]
 
     def release(self, joins: Sequence[str], limit: int) -> ReleaseSlice:
-        """Let steps go that wait at joins."""
+        """Release steps that wait at joins."""
         values = {"now": self.at, "joins": texts(joins), "limit": limit}
         rows = self._tx.execute(_SQL["release"], values).fetchall()
         early = [
@@ -409,7 +409,7 @@ class PostgresFlowTables:
         return ReleaseSlice(len(rows), early)
 
     def waiting(self, flow_id: str, after: int, limit: int) -> list[JobPosition]:
-        """Steps that have not ended and do not run."""
+        """Steps that wait."""
         return [_position(row) for row in self._page("waiting", flow_id, after, limit)]
 
     def ended(self, flow_id: str, after: int, limit: int) -> list[EndedStep]:
@@ -422,7 +422,7 @@ class PostgresFlowTables:
         return self._tx.execute(_SQL[statement], values).fetchall()
 
     def set_feeds(self, key: int, feeds: Sequence[str]) -> None:
-        """Say where the end of a step counts from now on."""
+        """Set the joins at which the end of a step counts."""
         self._tx.execute(_SQL["set_feeds"], {"seq": key, "feeds": text_of(feeds)})
 
     def predecessors(self, ids: Sequence[str]) -> list[Predecessor]:
@@ -439,7 +439,9 @@ class PostgresFlowTables:
         self._tx.execute(_SQL["adopt"], values)
 
     def waiting_signals(self, flow_id: str, name: str) -> list[WaitingSignal]:
-        """The steps of a flow that wait for a signal or will, in the order of adding."""
+        """The steps of a flow that wait for a signal, or will, in the order in which they were
+        added.
+        """
         values = {"flow_id": flow_id, "name": name}
         rows = self._tx.execute(_SQL["signals"], values).fetchall()
         return [
@@ -467,26 +469,26 @@ class PostgresFlowTables:
                 self._tx.execute(_JOBS["index"], labels)
 
     def first_work(self) -> FlowWork | None:
-        """Something that is left to be done in slices, to a flow that nobody else changes now."""
+        """A piece of unfinished work of a flow that no other transaction is changing."""
         rows = self._tx.execute(_SQL["first_work"]).fetchall()
         return FlowWork(*rows[0]) if rows else None
 
     def find_work(self, target: str) -> FlowWork | None:
-        """What is left to be done there."""
+        """The unfinished work at a target."""
         rows = self._tx.execute(_SQL["work_of"], {"target": target}).fetchall()
         return FlowWork(*rows[0]) if rows else None
 
     def put_work(self, work: FlowWork) -> None:
-        """Note how far something has come; other work has its turn first."""
+        """Record how far a piece of work is; other work gets its turn first."""
         self.drop_work(work.target)
         self._tx.execute(_SQL["put_work"], work._asdict() | {"flow_id": work.flow_id})
 
     def drop_work(self, target: str) -> None:
-        """Nothing is left to be done there."""
+        """Delete finished work."""
         self._tx.execute(_SQL["drop_work"], {"target": target})
 
     def changed(self) -> None:
-        """Something may have become claimable, or is left to be done."""
+        """Note that something may have become claimable, or is left to be done."""
         self._settlement.effects.is_work = True
 
 
@@ -532,7 +534,7 @@ def _step_values(jobs: Sequence[NewJob]) -> dict[str, Any]:
 
 
 def purge_flows(tx: PostgresTx, limit: int) -> int:
-    """Delete flows that were kept long enough, with their steps; at most so many steps."""
+    """Delete flows whose retention is over, with their steps; at most so many steps."""
     purged = 0
     due = tx.execute(_SQL["kept_long_enough"], {"limit": limit}).fetchall()
     for (flow_id,) in due:
@@ -543,7 +545,9 @@ def purge_flows(tx: PostgresTx, limit: int) -> int:
 
 
 def purge_flow(tx: PostgresTx, flow_id: str, limit: int) -> int:
-    """Delete at most so many steps of a flow, and with fewer the flow itself; how many."""
+    """Delete at most so many steps of a flow. If fewer are left, the flow is deleted, too. Returns
+    how many.
+    """
     values = {"flow_id": flow_id, "limit": limit}
     purged = tx.execute(_SQL["purge_steps"], values).rowcount
     if purged < limit:
@@ -570,7 +574,7 @@ def settle_steps(
 
 
 def do_slice(transactions: PostgresTransactions, call: str) -> Effects:
-    """Go on with something that is left to be done in slices."""
+    """Do one slice of unfinished work."""
     topics: set[Topic] = set()
 
     def send(tx: PostgresTx) -> Callable[[], Effects]:

@@ -30,7 +30,7 @@ IDS_PER_QUERY = 10_000
 
 
 class PostgresFlows:
-    """The flows of one store."""
+    """The flows of one job store."""
 
     def __init__(self, transactions: PostgresTransactions, external: ExternalInsert) -> None:
         self._transactions = transactions
@@ -106,7 +106,9 @@ class PostgresFlows:
     def page(
         self, statuses: Sequence[FlowStatus], limit: int, below: int | None = None
     ) -> tuple[list[Flow], int | None]:
-        """A page of them, and below which place the next one begins; None: there are no more."""
+        """One page of flows, and the place below which the next page begins; None: this was the
+        last page.
+        """
         values = {
             "statuses": texts([each.value for each in statuses]),
             "below": ABOVE_ALL if below is None else below,
@@ -117,7 +119,7 @@ class PostgresFlows:
         return flow_page([(row[-1], flow_row(row[:-1]).flow()) for row in rows], limit)
 
     def joins(self, flow_id: str) -> list[Join]:
-        """The joins of a flow, in the order of adding."""
+        """The joins of a flow, in the order in which they were added."""
         rows = self._transactions.read(
             lambda tx: tx.execute(_SQL["joins"], {"flow_id": flow_id}).fetchall()
         )
@@ -131,7 +133,7 @@ class PostgresFlows:
         return self._write(lambda steps: steps.flows.apply(flow_id, event))
 
     def sweep(self, flow_id: str) -> bool:
-        """Go on with what was applied, one slice of steps; whether anything is left."""
+        """Continue a decision for one slice of steps. Returns whether anything is left to do."""
         return self._write(lambda steps: steps.flows.sweep(flow_id))
 
     def purge(self, flow_id: str) -> None:
@@ -139,14 +141,14 @@ class PostgresFlows:
         self._write(lambda steps: steps.flows.purge(flow_id))
 
     def ripe(self, limit: int) -> list[Flow]:
-        """Flows that have ended and were kept long enough."""
+        """Flows that have ended and whose retention is over."""
         rows = self._transactions.read(
             lambda tx: tx.execute(_SQL["ripe_flows"], {"limit": limit}).fetchall()
         )
         return [flow_row(row).flow() for row in rows]
 
     def delete(self, flow: Flow, limit: int) -> bool:
-        """Delete some steps of a flow that was kept long enough, and at last the flow."""
+        """Delete some steps of a flow whose retention is over, and finally the flow."""
 
         def work(tx: PostgresTx) -> bool:
             found, now = tx.execute(_SQL["lock_flow"], {"id": flow.id}), tx.execute(_SQL["now"])
@@ -158,7 +160,9 @@ class PostgresFlows:
         return self._transactions.stepwise(work, "sweep")
 
     def signal(self, flow_id: str, name: str, value: bytes) -> SignalOutcome:
-        """Complete the step that waits for a signal, or keep the value for the first that will."""
+        """Complete the step that waits for a signal, or keep the value for the step that will wait
+        for it.
+        """
         return self._write(lambda steps: steps.flows.signal(flow_id, name, value))
 
     def results(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:

@@ -73,7 +73,7 @@ def save_keys(
 
 
 def wake_due(tx: PostgresTx, bounds: ClaimBounds) -> bool:
-    """Make jobs due whose limit keys have tokens again; whether there were any."""
+    """Make jobs due whose limit keys have tokens again. Returns whether there were any."""
     found = tx.execute(_SQL["due"], {"most": bounds.max_promoted}).fetchall()
     if not found:
         return False
@@ -106,7 +106,9 @@ class KeyTurns:
 def candidates_in_turn(
     tx: PostgresTx, pick: Pick, turns: KeyTurns, passed: Collection[str], unkeyed_scan: int
 ) -> list[Row]:
-    """The first jobs of the limit keys whose turn it is, as many of each as it takes; held."""
+    """The first jobs, locked, of the limit keys whose turn it is; as many of each as it
+    may start.
+    """
     after, wanted = turns.last.get(pick.share, ""), pick.most
     values = {"executors": texts(pick.names), "queue": pick.queue, "after": after}
     # As many more as are taken out again below.
@@ -139,8 +141,8 @@ def candidates_in_turn(
 def _without_key(tx: PostgresTx, pick: Pick, turns: KeyTurns, unkeyed_scan: int) -> list[Row]:
     """Due jobs without a limit key.
 
-    No index tells them from those with one. So each claim looks at some more jobs of the lane, from
-    where the last one left off, and stays where it finds any.
+    No index tells them from jobs with one. So each claim reads some more jobs of the lane, from
+    where the last claim stopped, and remembers the place where it finds any.
     """
     seqs: list[int] = []
     for name in pick.names:

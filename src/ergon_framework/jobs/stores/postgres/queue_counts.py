@@ -40,7 +40,7 @@ def queue_names(tx: PostgresTx, *, prefix: str, after: str, limit: int, is_due: 
 def look_at_queues(
     tx: PostgresTx, names: Sequence[str], now: float, *, most: int, sample: int
 ) -> list[Queue]:
-    """These queues, each state counted up to a bound."""
+    """The given queues. Each state is counted up to a bound."""
     counts = BoundedCounts(names, most=most, sample=sample, now=now)
     values = {
         "names": texts(names),

@@ -1,4 +1,4 @@
-"""All that a PostgreSQL job store holds, read as records and written from records."""
+"""Reads and writes everything in a PostgreSQL job store as records."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class PostgresJobRecords:
         return cast("list[C]", self._transactions.read(lambda tx: _page(tx, after or 0, limit)))
 
     def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
-        """Put records of one kind in, in order."""
+        """Write records of one kind, in order."""
         jobs = [each for each in records if isinstance(each, JobRecord)]
         flows = [each for each in records if isinstance(each, FlowRecord)]
         with self._transactions.guard.set(_check_of(fence)):
@@ -100,7 +100,7 @@ class PostgresJobRecords:
             load_settings(self._store, self, records)
 
     def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
-        """Take records of one kind out; those that are not there are fine."""
+        """Delete records of one kind. Records that do not exist are skipped."""
         ids = [each.identity for each in records if isinstance(each, JobRecord)]
         flows = [each for each in records if isinstance(each, FlowRecord)]
         with self._transactions.guard.set(_check_of(fence)):
@@ -117,7 +117,7 @@ class PostgresJobRecords:
         return dict(self._transactions.read(lambda tx: tx.execute(_SQL["buckets"]).fetchall()))
 
     def fill_buckets(self, full_at: Mapping[str, float]) -> None:
-        """Say when buckets will be full."""
+        """Set when the buckets of queues will be full."""
 
         def work(tx: PostgresTx) -> None:
             for name, instant in full_at.items():
@@ -132,7 +132,7 @@ class PostgresJobRecords:
         )
 
     def fill_key_buckets(self, full_at: KeyBuckets) -> None:
-        """Say when buckets of limit keys will be full."""
+        """Set when the buckets of limit keys will be full."""
 
         def work(tx: PostgresTx) -> None:
             for queue, keys in full_at.items():
@@ -142,12 +142,12 @@ class PostgresJobRecords:
         self._transactions.stepwise(work, "move")
 
     def move_state(self) -> bytes | None:
-        """What was written down about a move into this store."""
+        """The recorded state of a move into this store."""
         rows = self._transactions.read(lambda tx: tx.execute(_SQL["mark"]).fetchall())
         return rows[0][0] if rows else None
 
     def set_move_state(self, state: bytes | None, fence: Fence | None = None) -> None:
-        """Write something down about a move into this store, or forget it."""
+        """Record the state of a move into this store, or delete the record."""
         statement = _SQL["unmark" if state is None else "set_mark"]
 
         def work(tx: PostgresTx) -> None:
@@ -170,7 +170,7 @@ class PostgresJobRecords:
         return self._transactions.read(ask)
 
     def freeze(self, place: str | None, fence: Fence | None = None) -> None:
-        """Refuse changes of jobs, flows, schedules and queues, or let them in again."""
+        """Refuse changes of jobs, flows, schedules and queues, or allow them again."""
 
         def work(tx: PostgresTx) -> None:
             for statement in postgres_bars(FROZEN_TABLES, place):
@@ -198,7 +198,7 @@ def _locked_mark(tx: PostgresTx) -> bytes | None:
 
 
 def _page(tx: PostgresTx, after: int, limit: int) -> list[JobRecord]:
-    """Some jobs, and fewer when they are large."""
+    """One page of jobs; it has fewer jobs when they are large."""
     places = tx.execute(_SQL["places"], {"after": after, "limit": limit}).fetchall()
     changed = dict(as_page(((seq, changed_at), size) for seq, changed_at, size in places))
     stretch = {"after": after, "last": max(changed, default=after)}
@@ -210,7 +210,7 @@ def _page(tx: PostgresTx, after: int, limit: int) -> list[JobRecord]:
 
 
 def _flows(tx: PostgresTx, after: str, limit: int) -> list[FlowRecord]:
-    """Some flows by id, and fewer when they are large."""
+    """One page of flows by id; it has fewer flows when they are large."""
     sizes = tx.execute(_SQL["flow_sizes"], {"after": after, "limit": limit}).fetchall()
     wanted = {"ids": texts(as_page(sizes))}
     flows = [flow_row(row).flow() for row in tx.execute(_SQL["flows"], wanted).fetchall()]
@@ -227,7 +227,7 @@ def _flows(tx: PostgresTx, after: str, limit: int) -> list[FlowRecord]:
 
 
 def _load_flows(tx: PostgresTx, records: Sequence[FlowRecord]) -> None:
-    """Put whole flows in, where they stood or behind all others."""
+    """Write whole flows, replacing equal ones; new flows come after all others."""
     tables = PostgresFlowTables(StepSettlement(tx))
     # A flow may be here from an earlier round of the move, with joins and work that are done now.
     _strip(tx, records)
@@ -239,13 +239,13 @@ def _load_flows(tx: PostgresTx, records: Sequence[FlowRecord]) -> None:
 
 
 def _discard_flows(tx: PostgresTx, records: Sequence[FlowRecord]) -> None:
-    """Take flows out; their steps are records of their own."""
+    """Delete flows. Their steps are records of their own."""
     _strip(tx, records)
     tx.execute(_SQL["remove_flows"], {"ids": texts([each.flow.id for each in records])})
 
 
 def _strip(tx: PostgresTx, records: Sequence[FlowRecord]) -> None:
-    """Take the joins and the work of flows out."""
+    """Delete the joins and the unfinished work of flows."""
     ids = {"ids": texts([each.flow.id for each in records])}
     tx.execute(_SQL["remove_joins"], ids)
     tx.execute(_SQL["remove_work"], ids)

@@ -43,7 +43,7 @@ _AS_THEY_ARE = (
 
 
 class StatementResult(Protocol):
-    """What the server answers."""
+    """The result of a statement."""
 
     @property
     def rowcount(self) -> int:

@@ -119,7 +119,7 @@ def one_by_one(tx: PostgresTx, settlements: Sequence[Settlement]) -> tuple[list[
 
 
 def request_cancel(tx: PostgresTx, job: Job, request: CancelRequest) -> StatementResult:
-    """Note that a running job is to be cancelled; answers with the job that was found."""
+    """Record that a running job is to be cancelled. Returns the job that was found."""
     values = {"note": text_of(request), "seq": job.key, "id": job.id, "fence": job.fence}
     return tx.execute(_SQL["request_cancel"], values)
 

@@ -143,7 +143,7 @@ class PostgresJobStore:
             url, clock=clock, read_only=read_only, timeouts=timeouts
         )
         self.shown_url = shown_url(url)
-        """What commands in messages name it by."""
+        """The URL that commands in messages contain."""
         self.durability = self.transactions.database.acknowledged("job", _ACKNOWLEDGED)
         self._claim_bounds = claim_bounds
         self._memory = PostgresClaimMemory()
@@ -155,7 +155,7 @@ class PostgresJobStore:
 
     @property
     def records(self) -> PostgresJobRecords:
-        """All that the store holds, to be copied into another store or out of one."""
+        """All records of the store, for copies into another store or from one."""
         return PostgresJobRecords(self.transactions, self)
 
     @property
@@ -186,11 +186,11 @@ class PostgresJobStore:
         return self.transactions.subscribe(topic)
 
     def announce(self) -> None:
-        """Wake the workers: for callers that added jobs in a transaction of their own."""
+        """Wake the workers. For callers that added jobs in a transaction of their own."""
         self.transactions.announce()
 
     def close(self) -> None:
-        """Let go of everything; may be called twice."""
+        """Close everything. May be called twice."""
         self.transactions.close()
 
     @property
@@ -199,7 +199,7 @@ class PostgresJobStore:
         return self.transactions.database.is_safe
 
     def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-        """Store all of them or none; raises DuplicateJobError."""
+        """Store all jobs or none. Raises DuplicateJobError."""
         if not jobs:
             return []
         try:
@@ -338,7 +338,7 @@ class PostgresJobStore:
         return applied, claimed
 
     def request_cancel(self, job: Job, request: CancelRequest) -> bool:
-        """Note that a running job is to be cancelled; False: this claim of it runs no more."""
+        """Record that a running job is to be cancelled. False: this claim of it no longer runs."""
 
         def send(tx: PostgresTx) -> Callable[[], bool]:
             found = request_cancel(tx, job, request)
@@ -355,7 +355,7 @@ class PostgresJobStore:
         return {job_id: request for job_id, request in found if request is not None}
 
     def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
-        """Prolong leases and charge attempts; False for a job this holder has lost."""
+        """Renew leases and charge attempts. False for each job that this holder has lost."""
         if not holds:
             return []
         values = {
@@ -374,7 +374,7 @@ class PostgresJobStore:
         return [(hold.key, hold.id, hold.fence) in kept for hold in holds]
 
     def shorten(self, leases: Mapping[str, float], others: float) -> int:
-        """Cut leases that end later than they could if they were renewed now."""
+        """Shorten leases that end later than a renewal at this moment would make them end."""
         values = {
             "workers": texts(leases),
             "leases": numbers(leases.values()),
@@ -388,7 +388,9 @@ class PostgresJobStore:
         )
 
     def shorten_waits(self) -> int:
-        """Let jobs that went back to the queue wait for as long as was decided."""
+        """Restore the decided wait of jobs that went back to their queue, after the clock was set
+        back.
+        """
         values = {"skew": MAX_CLOCK_SKEW}
         asked = _SQL["any_wait_from_later"]
         if not self.transactions.read(lambda tx: tx.execute(asked, values).fetchall()):
@@ -422,7 +424,7 @@ class PostgresJobStore:
         return search_jobs(self.transactions.read, search, limit, self._unreadable_log)
 
     def count(self, search: Search) -> int:
-        """How many match."""
+        """How many jobs match."""
         return self.transactions.read(lambda tx: count_jobs(tx, search))
 
     def unreadable(self, limit: int | None = None) -> list[Unreadable]:
@@ -431,13 +433,13 @@ class PostgresJobStore:
         return self.transactions.read(lambda tx: page_of(tx.execute(_SQL["aside"], values))).odd
 
     def left_out(self) -> Iterator[Unreadable]:
-        """The rows that a search leaves out although nobody has set them aside."""
+        """Rows that a search skips as unreadable although no worker has set them aside."""
         return left_out_of(
             lambda log: search_jobs(self.transactions.read, Search(), None, log), self.unreadable()
         )
 
     def restore_unreadable(self, key: Any) -> bool:
-        """Read such a row again, and put it back where it stood."""
+        """Read an unreadable row again, and put the job back where it was."""
         asked: list[str] = []
 
         def work(tx: PostgresTx) -> bool:
@@ -470,7 +472,7 @@ class PostgresJobStore:
             raise
 
     def discard_unreadable(self, key: Any) -> bool:
-        """Delete such a row for good."""
+        """Delete an unreadable row for good."""
         topics: set[Topic] = set()
 
         def work(tx: PostgresTx) -> bool:
@@ -489,7 +491,7 @@ class PostgresJobStore:
         return self.transactions.stepwise(work, "desk", topics=topics)
 
     def replace(self, settlement: Settlement, job: NewJob) -> bool:
-        """End a job that is no step, and add one in its place, in one commit."""
+        """End a job that is no step of a flow, and add another in its place, in one commit."""
 
         def work(tx: PostgresTx) -> bool:
             batch = SettleBatch(tx, [settlement])
@@ -502,22 +504,22 @@ class PostgresJobStore:
         return self.transactions.retrying(work, "desk", topics={Topic.WORK, Topic.DONE})
 
     def purge(self, jobs: Sequence[Job]) -> int:
-        """Delete final jobs that have not been moved since they were read."""
+        """Delete final jobs that have not changed since they were read."""
         return self.transactions.stepwise(lambda tx: purge_jobs(tx, jobs), "desk") if jobs else 0
 
     def erase(self, jobs: Sequence[Job]) -> int:
-        """Erase what final jobs tell that have not been moved since they were read."""
+        """Erase the content of final jobs that have not changed since they were read."""
         if not jobs:
             return 0
         now = self.now()
         return self.transactions.stepwise(lambda tx: erase_jobs(tx, jobs, now), "desk")
 
     def ripe(self, limit: int) -> list[Job]:
-        """Ended jobs that were kept long enough and are no steps of flows."""
+        """Ended jobs whose retention is over and that are not steps of flows."""
         return self.transactions.readable(_ADMIN["ripe"], {"limit": limit})
 
     def prune(self, limit: int, *, purges: bool = True) -> PruneResult:
-        """Purge what has been kept long enough, end what is outdated, forget dead workers.
+        """Delete jobs whose retention is over, end expired jobs, and forget dead workers.
 
         Also makes jobs due again that wait for a limit key which is free.
         """
@@ -547,7 +549,7 @@ class PostgresJobStore:
     # ---- queues ---------------------------------------------------------------------------------
 
     def queues(self) -> list[Queue]:
-        """Every queue that has jobs or settings, by name."""
+        """Every queue with jobs or settings, by name."""
         # One snapshot: a job that moves between two counts would be counted twice.
         return self.transactions.read(lambda tx: list_queues(tx, self.now()), is_one=True)
 
@@ -562,7 +564,7 @@ class PostgresJobStore:
     def look_at_queues(
         self, names: Sequence[str], *, most: int = MOST_COUNTED, sample: int = MOST_SAMPLED
     ) -> list[Queue]:
-        """These queues in this order, each state counted up to ``most`` jobs."""
+        """The given queues, in this order. Each state is counted up to ``most`` jobs."""
         now = self.now()
         return self.transactions.read(
             lambda tx: look_at_queues(tx, names, now, most=most, sample=sample), is_one=True
@@ -605,7 +607,7 @@ class PostgresJobStore:
         )
 
     def key_wakes_at(self, queue: str, limit_key: str) -> float | None:
-        """When jobs that wait for a token of this limit key are due; None: none waits for one."""
+        """When jobs that wait for a token of this limit key are due; None if none waits."""
         values = {"queue": queue, "limit_key": limit_key}
         found = self.transactions.read(
             lambda tx: tx.execute(_ADMIN["key_wakes_at"], values).fetchall()
@@ -615,7 +617,7 @@ class PostgresJobStore:
     # ---- workers --------------------------------------------------------------------------------
 
     def heartbeat(self, record: WorkerRecord) -> None:
-        """Note that a worker lives; a record with state ``gone`` removes it."""
+        """Store a worker's heartbeat record. A record with the state ``gone`` removes it."""
 
         def work(tx: PostgresTx) -> None:
             if record.state == "gone":
@@ -632,11 +634,11 @@ class PostgresJobStore:
         self.transactions.check_tables()
 
     def workers(self) -> list[WorkerRecord]:
-        """The workers that reported themselves, by id."""
+        """The workers with a heartbeat record, by id."""
         return [each for each in self._worker_records() if not each.has_ended]
 
     def ended_workers(self) -> list[WorkerRecord]:
-        """What workers that have ended left behind."""
+        """The final records of workers that have ended."""
         return [each for each in self._worker_records() if each.has_ended]
 
     def _worker_records(self) -> list[WorkerRecord]:
@@ -656,12 +658,14 @@ class PostgresJobStore:
     # ---- schedules ------------------------------------------------------------------------------
 
     def schedules(self) -> list[Schedule]:
-        """All, by name."""
+        """All schedules, by name."""
         rows = self.transactions.read(lambda tx: tx.execute(_SCHEDULES["all"]).fetchall())
         return self._reader.schedules(rows)
 
     def next_schedules(self, limit: int) -> list[Schedule]:
-        """Those that fire next, the earliest first; none that is paused or has no further fire."""
+        """Schedules that fire next, the earliest first. Paused schedules, and those without another
+        fire, are left out.
+        """
         values = {"limit": limit}
         rows = self.transactions.read(lambda tx: tx.execute(_SCHEDULES["next"], values).fetchall())
         found = self._reader.schedules(rows)
@@ -669,12 +673,12 @@ class PostgresJobStore:
         return found if len(found) == len(rows) else earliest(self.schedules(), limit)
 
     def put_schedule(self, schedule: Schedule) -> None:
-        """Add or replace the definition, keeping nothing of the old one."""
+        """Store a schedule; nothing of an earlier definition is kept."""
         values = msgspec.structs.asdict(schedule)
         self.transactions.stepwise(lambda tx: tx.execute(_SCHEDULES["put"], values), "desk")
 
     def drop_schedule(self, name: str) -> bool:
-        """Remove one; whether it was there."""
+        """Remove a schedule. Returns whether it existed."""
         return self.transactions.stepwise(
             lambda tx: tx.execute(_SCHEDULES["drop"], {"name": name}).rowcount == 1, "desk"
         )
@@ -682,9 +686,10 @@ class PostgresJobStore:
     def fire(
         self, name: str, expected: float, next_at: float | None, jobs: Sequence[NewJob]
     ) -> bool:
-        """Move ``next_at`` on and add the jobs, in one commit, if it still is ``expected``.
+        """Advance ``next_at`` and add the jobs, in one commit, if ``next_at`` still is
+        ``expected``.
 
-        A job whose id or unique key is taken is skipped: the schedule goes on without it.
+        A job whose id or unique key is taken is skipped.
         """
         topics: set[Topic] = set()
 

@@ -143,11 +143,11 @@ class PostgresTransactions:
         self.database.read(lambda connection: SCHEMA.check(connection, self.name, None))
 
     def announce(self) -> None:
-        """Wake the workers: for callers that added jobs in a transaction of their own."""
+        """Wake the workers. For callers that added jobs in a transaction of their own."""
         self.notify({Topic.WORK})
 
     def close(self) -> None:
-        """Let go of everything; may be called twice."""
+        """Close everything. May be called twice."""
         self.database.close()
 
     # ---- for the parts of the store -------------------------------------------------------------

@@ -91,7 +91,7 @@ def _ids_below(tags: Iterable[bytes], below: int) -> list[str]:
 
 
 def _place(wanted: Search) -> str:
-    """Where to look, so that few jobs have to be looked at."""
+    """The index to read, so that few jobs have to be read."""
     if wanted.flow is not None:
         return f"flow:{wanted.flow}"
     if wanted.labels:

@@ -88,7 +88,7 @@ T = TypeVar("T")
 
 
 class RedisFlows:
-    """The flows of one store."""
+    """The flows of one job store."""
 
     def __init__(
         self,
@@ -202,7 +202,9 @@ class RedisFlows:
     def page(
         self, statuses: Sequence[FlowStatus], limit: int, below: int | None = None
     ) -> tuple[list[Flow], int | None]:
-        """A page of them, and below which place the next one begins; None: there are no more."""
+        """One page of flows, and the place below which the next page begins; None: this was the
+        last page.
+        """
         names = [f"flow:in:{FLOW_STATUSES.index(each)}" for each in statuses] or ["flow:flows"]
         places: dict[str, int] = {}
         for name in names:
@@ -223,7 +225,7 @@ class RedisFlows:
                     yield _read(flow_id, state, plan)
 
     def joins(self, flow_id: str) -> list[Join]:
-        """The joins of a flow, in the order of adding."""
+        """The joins of a flow, in the order in which they were added."""
         ids = [each.decode() for each in self._transactions.call("LRANGE", _joins(flow_id), 0, -1)]
         found: list[Join] = []
         for some in _pages(ids, PAGE):
@@ -264,7 +266,7 @@ class RedisFlows:
         raise InvalidFlowChange("the flow was changed at the same moment")
 
     def sweep(self, flow_id: str) -> bool:
-        """Go on with what was applied, one slice of steps; whether anything is left."""
+        """Continue a decision for one slice of steps. Returns whether anything is left to do."""
         answer = self._transactions.write(_GO_ON, "desk", flow_id)
         if answer is None:
             raise no_flow(flow_id)
@@ -280,18 +282,20 @@ class RedisFlows:
             raise flow_goes_on(found)
 
     def ripe(self, limit: int) -> list[Flow]:
-        """Flows that have ended and were kept long enough."""
+        """Flows that have ended and whose retention is over."""
         arguments = ("-inf", self._transactions.now(), "LIMIT", 0, limit)
         ids = self._transactions.call("ZRANGEBYSCORE", "flow:purging", *arguments)
         return list(self._flows([each.decode() for each in ids]))
 
     def delete(self, flow: Flow, limit: int) -> bool:
-        """Delete some steps of a flow that was kept long enough, and at last the flow."""
+        """Delete some steps of a flow whose retention is over, and finally the flow."""
         arguments = (flow.id, flow.purge_at, flow.changed_at, min(limit, PAGE))
         return bool(self._transactions.write(_DELETE, "sweep", *arguments))
 
     def signal(self, flow_id: str, name: str, value: bytes) -> SignalOutcome:
-        """Complete the step that waits for a signal, or keep the value for the first that will."""
+        """Complete the step that waits for a signal, or keep the value for the step that will wait
+        for it.
+        """
         blobs = Blobs()
         number = blobs.add(value)
         answer = self._transactions.write(
@@ -333,7 +337,7 @@ class RedisFlows:
     # ---- moving ---------------------------------------------------------------------------------
 
     def dump(self, after: str | None, limit: int) -> list[FlowRecord]:
-        """Some flows by id, and fewer when they are large."""
+        """One page of flows by id; it has fewer flows when they are large."""
         page = [] if after is None else self._page(after, limit)
         if not page:  # from the beginning, or to see whether any came since
             found = self._transactions.call("ZRANGE", "flow:flows", 0, -1)
@@ -384,7 +388,7 @@ class RedisFlows:
         self._mark()  # only when the store took them: another move may have it by now
 
     def discard(self, records: Sequence[FlowRecord]) -> None:
-        """Take flows out; their steps are records of their own."""
+        """Delete flows. Their steps are records of their own."""
         self._transactions.write(_DISCARD, "move", [each.flow.id for each in records])
 
 

@@ -61,7 +61,7 @@ class RedisQueues:
         return next_names(names, prefix=prefix, after=after, limit=limit)
 
     def look_at(self, names: Sequence[str], most: int) -> list[Queue]:
-        """These queues in this order; the counts are exact, as the server keeps them."""
+        """The given queues, in this order. The counts are exact, as the server keeps them."""
         if not names:
             return []
         most = min(most, SLICE)

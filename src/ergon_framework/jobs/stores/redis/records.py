@@ -1,4 +1,4 @@
-"""All that a Redis job store holds, read as records and written from records."""
+"""Reads and writes everything in a Redis job store as records."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class RedisJobRecords:
         return cast("list[C]", [JobRecord(job, row.changed_at) for row, job in found])
 
     def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
-        """Put records of one kind in, in order."""
+        """Write records of one kind, in order."""
         flows = [each for each in records if isinstance(each, FlowRecord)]
         with self._transactions.fenced(fence):
             self._load_jobs([each for each in records if isinstance(each, JobRecord)])
@@ -118,7 +118,7 @@ class RedisJobRecords:
                 )
 
     def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
-        """Take records of one kind out; those that are not there are fine."""
+        """Delete records of one kind. Records that do not exist are skipped."""
         ids = [each.identity for each in records if isinstance(each, JobRecord)]
         flows = [each for each in records if isinstance(each, FlowRecord)]
         with self._transactions.fenced(fence):
@@ -135,7 +135,7 @@ class RedisJobRecords:
         return {name: each.full_at for name, each in settings.items() if each.rate is not None}
 
     def fill_buckets(self, full_at: Mapping[str, float]) -> None:
-        """Say when buckets will be full."""
+        """Set when the buckets of queues will be full."""
         for name, instant in full_at.items():
             blob = self._transactions.call("HGET", "queues", name)
             if blob is not None:
@@ -151,19 +151,19 @@ class RedisJobRecords:
         )
 
     def fill_key_buckets(self, full_at: KeyBuckets) -> None:
-        """Say when buckets of limit keys will be full."""
+        """Set when the buckets of limit keys will be full."""
         for queue, keys in full_at.items():
             for key, instant in keys.items():
                 member = name_of_key(queue, key)
                 self._transactions.call("ZADD", KEY_BUCKETS, repr(instant), member)
 
     def move_state(self) -> bytes | None:
-        """What was written down about a move into this store."""
+        """The recorded state of a move into this store."""
         found: bytes | None = self._transactions.call("GET", MARK)
         return found
 
     def set_move_state(self, state: bytes | None, fence: Fence | None = None) -> None:
-        """Write something down about a move into this store, or forget it."""
+        """Record the state of a move into this store, or delete the record."""
         try:
             with self._transactions.fenced(fence):
                 self._put(_SET_STATE, state)
@@ -185,7 +185,7 @@ class RedisJobRecords:
         return bool(client.call("EVAL", _TAKE_LEASE, 1, *arguments))
 
     def freeze(self, place: str | None, fence: Fence | None = None) -> None:
-        """Refuse changes of jobs, flows, schedules and queues, or let them in again."""
+        """Refuse changes of jobs, flows, schedules and queues, or allow them again."""
         with self._transactions.fenced(fence):
             self._put(_FREEZE, None if place is None else place.encode())
 

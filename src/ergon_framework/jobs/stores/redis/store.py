@@ -144,7 +144,7 @@ class RedisJobStore:
             inspect_interval=inspect_interval,
         )
         self.shown_url = shown_url(url)
-        """What commands in messages name it by."""
+        """The URL that commands in messages contain."""
         self.transitions = Transitions(self.transactions)
         self._flows = RedisFlows(self.transactions, self.transitions.end_outdated)
         self._queues = RedisQueues(self.transactions, self.unreadable)
@@ -153,7 +153,7 @@ class RedisJobStore:
 
     @property
     def records(self) -> RedisJobRecords:
-        """All that the store holds, to be copied into another store or out of one."""
+        """All records of the store, for copies into another store or from one."""
         return RedisJobRecords(self.transactions, self.transitions, self, self.flows)
 
     @property
@@ -182,7 +182,9 @@ class RedisJobStore:
 
     @property
     def is_made(self) -> bool:
-        """Whether the store was ever opened for writing; keys of other names are not ours."""
+        """Whether the store was ever opened for writing. Keys with other names belong to other
+        programs.
+        """
         return self.transactions.is_made
 
     @property
@@ -203,11 +205,11 @@ class RedisJobStore:
         self.transactions.announce()
 
     def close(self) -> None:
-        """Let go of everything; may be called twice."""
+        """Close everything. May be called twice."""
         self.transactions.close()
 
     def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-        """Store all of them or none; raises DuplicateJobError."""
+        """Store all jobs or none. Raises DuplicateJobError."""
         return self.transitions.add_once(jobs) if jobs else []
 
     def settle_and_claim(
@@ -254,7 +256,7 @@ class RedisJobStore:
         return applied + answer.applied, self._claimed(answer, data, bodies, late)
 
     def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
-        """Prolong leases and charge attempts; False for a job this holder has lost."""
+        """Renew leases and charge attempts. False for each job that this holder has lost."""
         answers: list[bool] = []
         for first in range(0, len(holds), MAX_BATCH):
             wire = [wire_hold(hold) for hold in holds[first : first + MAX_BATCH]]
@@ -262,7 +264,7 @@ class RedisJobStore:
         return answers
 
     def request_cancel(self, job: Job, request: CancelRequest) -> bool:
-        """Note that a running job is to be cancelled; False: this claim of it runs no more."""
+        """Record that a running job is to be cancelled. False: this claim of it no longer runs."""
         claim = job.id, job.key, job.fence
         return bool(self.transactions.write(_REQUEST_CANCEL, "desk", *claim, text_of(request)))
 
@@ -279,7 +281,7 @@ class RedisJobStore:
         return found
 
     def shorten(self, leases: Mapping[str, float], others: float) -> int:
-        """Cut leases that end later than they could if they were renewed now."""
+        """Shorten leases that end later than a renewal at this moment would make them end."""
         # Asked first, with a plain command: clocks are hardly ever set back, and a script would
         # count as a write each time.
         latest = self.now() + min((*leases.values(), others))
@@ -290,7 +292,9 @@ class RedisJobStore:
         return number
 
     def shorten_waits(self) -> int:
-        """Let jobs that went back to the queue wait for as long as was decided."""
+        """Restore the decided wait of jobs that went back to their queue, after the clock was set
+        back.
+        """
         latest = self.now() + MAX_CLOCK_SKEW
         if not self.transactions.call("ZCOUNT", "later", f"({latest!r}", "+inf"):
             return 0
@@ -306,7 +310,7 @@ class RedisJobStore:
         return self._readable("overdue", limit)
 
     def _readable(self, where: str, limit: int, wanted: tuple[Any, ...] | None = None) -> list[Job]:
-        """Jobs of one place; rows that cannot be read are set aside."""
+        """Jobs of one place. Rows that cannot be read are set aside."""
         found, odd, _ = self.transitions.look(where, None, limit, wanted)
         # Set aside until a look finds none: else they would be found first at each look.
         while odd and not self.transactions.is_read_only:
@@ -357,7 +361,7 @@ class RedisJobStore:
         return ClaimResult(jobs, next_at, answer.is_left, outdated, expires_at, lanes)
 
     def _leased(self, found: Iterable[tuple[str, RedisRow, memoryview]]) -> list[ClaimedJob]:
-        """The jobs that were claimed; rows that cannot be read are set aside."""
+        """The claimed jobs. Rows that cannot be read are set aside."""
         jobs: list[ClaimedJob] = []
         odd: list[Unreadable] = []
         for each in found:
@@ -387,7 +391,7 @@ class RedisJobStore:
         return search(self.transitions.look_at, self._running, search_, limit)
 
     def count(self, search_: Search) -> int:
-        """How many match."""
+        """How many jobs match."""
         found = self.flows.count(search_)
         if found is None:
             counts = self.transactions.call("HGETALL", "counts")
@@ -405,7 +409,7 @@ class RedisJobStore:
         return sorted(noted, key=lambda each: (-each.since, each.id))[:limit]
 
     def left_out(self) -> Iterator[Unreadable]:
-        """The rows that a search leaves out although nobody has set them aside."""
+        """Rows that a search skips as unreadable although no worker has set them aside."""
 
         def searched(log: SkippedRows) -> Iterator[Job]:
             return search(partial(self.transitions.look_at, log=log), self._running, Search(), None)
@@ -413,7 +417,7 @@ class RedisJobStore:
         return left_out_of(searched, self.unreadable())
 
     def restore_unreadable(self, key: Any) -> bool:
-        """Read such a row again, and put it back where it stood."""
+        """Read an unreadable row again, and put the job back where it was."""
         problem = self._problem(str(key))
         answer = 3 if problem else self.transactions.write(_RESTORE, "desk", key, False)
         if problem and self.transactions.call("HEXISTS", "unreadable", key) == 0:
@@ -437,15 +441,15 @@ class RedisJobStore:
             return problem_of(error)
 
     def discard_unreadable(self, key: Any) -> bool:
-        """Delete such a row for good."""
+        """Delete an unreadable row for good."""
         return bool(self.transactions.write(_RESTORE, "desk", key, True))
 
     def replace(self, settlement: Settlement, job: NewJob) -> bool:
-        """End a job that is no step, and add one in its place, in one script."""
+        """End a job that is no step of a flow, and add another in its place, in one script."""
         return self.transitions.replace(settlement, job)
 
     def purge(self, jobs: Sequence[Job]) -> int:
-        """Delete final jobs that have not been moved since they were read."""
+        """Delete final jobs that have not changed since they were read."""
         purged = 0
         for first in range(0, len(jobs), MAX_BATCH):
             wire = [
@@ -456,7 +460,7 @@ class RedisJobStore:
         return purged
 
     def erase(self, jobs: Sequence[Job]) -> int:
-        """Erase what final jobs tell that have not been moved since they were read."""
+        """Erase the content of final jobs that have not changed since they were read."""
         number, now = 0, self.now()
         for first in range(0, len(jobs), MAX_BATCH):
             blobs = Blobs()
@@ -467,11 +471,11 @@ class RedisJobStore:
         return number
 
     def ripe(self, limit: int) -> list[Job]:
-        """Ended jobs that were kept long enough and are no steps of flows."""
+        """Ended jobs whose retention is over and that are not steps of flows."""
         return self._readable("ripe", min(limit, MAX_BATCH), (MAX_BATCH_BYTES,))
 
     def prune(self, limit: int, *, purges: bool = True) -> PruneResult:
-        """Purge what has been kept long enough, end what is outdated, forget dead workers.
+        """Delete jobs whose retention is over, end expired jobs, and forget dead workers.
 
         Also makes jobs due again that wait for a limit key which is free.
         """
@@ -494,7 +498,7 @@ class RedisJobStore:
     # ---- queues ---------------------------------------------------------------------------------
 
     def queues(self) -> list[Queue]:
-        """Every queue that has jobs or settings, by name."""
+        """Every queue with jobs or settings, by name."""
         return self._queues.queues()
 
     def queue_names(
@@ -506,7 +510,7 @@ class RedisJobStore:
     def look_at_queues(
         self, names: Sequence[str], *, most: int = MOST_COUNTED, sample: int = MOST_SAMPLED
     ) -> list[Queue]:
-        """These queues in this order; the counts are exact, as the server keeps them."""
+        """The given queues, in this order. The counts are exact, as the server keeps them."""
         return self._queues.look_at(names, sample)
 
     def count_by_status(self, *, most: int = MOST_COUNTED) -> StatusCounts:
@@ -537,7 +541,7 @@ class RedisJobStore:
         return {name: version for name, version in found.items() if version is not None}
 
     def key_wakes_at(self, queue: str, limit_key: str) -> float | None:
-        """When jobs that wait for a token of this limit key are due; None: none waits for one."""
+        """When jobs that wait for a token of this limit key are due; None if none waits."""
         name = name_of_key(queue, limit_key)
         found = self.transactions.call("ZSCORE", KEY_WAKES, name)
         return None if found is None else float(found)
@@ -545,7 +549,7 @@ class RedisJobStore:
     # ---- workers --------------------------------------------------------------------------------
 
     def heartbeat(self, record: WorkerRecord) -> None:
-        """Note that a worker lives; a record with state ``gone`` removes it."""
+        """Store a worker's heartbeat record. A record with the state ``gone`` removes it."""
         blob = None if record.state == "gone" else msgspec.json.encode(record)
         blobs = Blobs()
         kept = int(2 * WORKER_FORGOTTEN_AFTER)
@@ -562,11 +566,11 @@ class RedisJobStore:
         self.transactions.check_version()
 
     def workers(self) -> list[WorkerRecord]:
-        """The workers that reported themselves, by id."""
+        """The workers with a heartbeat record, by id."""
         return [each for each in self._worker_records() if not each.has_ended]
 
     def ended_workers(self) -> list[WorkerRecord]:
-        """What workers that have ended left behind."""
+        """The final records of workers that have ended."""
         return [each for each in self._worker_records() if each.has_ended]
 
     def _worker_records(self) -> list[WorkerRecord]:
@@ -586,16 +590,18 @@ class RedisJobStore:
     # ---- schedules ------------------------------------------------------------------------------
 
     def schedules(self) -> list[Schedule]:
-        """All, by name."""
+        """All schedules, by name."""
         found = sorted(pairs(self.transactions.call("HGETALL", "schedules")))
         return self._reader.schedules(schedule_row(*each) for each in found)
 
     def next_schedules(self, limit: int) -> list[Schedule]:
-        """Those that fire next, the earliest first; none that is paused or has no further fire."""
+        """Schedules that fire next, the earliest first. Paused schedules, and those without another
+        fire, are left out.
+        """
         return earliest(self.schedules(), limit)
 
     def put_schedule(self, schedule: Schedule) -> None:
-        """Add or replace the definition, keeping nothing of the old one."""
+        """Store a schedule; nothing of an earlier definition is kept."""
 
         def attempt() -> None:
             before = self._stored(schedule.name)
@@ -604,7 +610,7 @@ class RedisJobStore:
         self._retried(attempt)
 
     def drop_schedule(self, name: str) -> bool:
-        """Remove one; whether it was there."""
+        """Remove a schedule. Returns whether it existed."""
 
         def attempt() -> bool:
             before = self._stored(name)
@@ -617,9 +623,10 @@ class RedisJobStore:
     def fire(
         self, name: str, expected: float, next_at: float | None, jobs: Sequence[NewJob]
     ) -> bool:
-        """Move ``next_at`` on and add the jobs, in one commit, if it still is ``expected``.
+        """Advance ``next_at`` and add the jobs, in one commit, if ``next_at`` still is
+        ``expected``.
 
-        A job whose id or unique key is taken is skipped: the schedule goes on without it.
+        A job whose id or unique key is taken is skipped.
         """
 
         def attempt() -> bool:

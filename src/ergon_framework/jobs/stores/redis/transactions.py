@@ -57,7 +57,9 @@ class RedisTransactions:
     durability: str
     is_synced: bool
     is_made: bool
-    """Whether the store was ever opened for writing; keys of other names are not ours."""
+    """Whether the store was ever opened for writing. Keys with other names belong to other
+    programs.
+    """
 
     def __init__(
         self,
@@ -119,7 +121,7 @@ class RedisTransactions:
         self.client.call("PUBLISH", self._channel + Topic.WORK.value.encode(), "")
 
     def close(self) -> None:
-        """Let go of everything; may be called twice."""
+        """Close everything. May be called twice."""
         self._notifier.close()
         self.client.close()
 

@@ -29,10 +29,10 @@ from ergon_framework.storage.sql_files import load
 
 
 class SqliteRead(Protocol):
-    """Runs something on what was committed last."""
+    """Runs a query on the data that was committed last."""
 
     def __call__(self, work: Callable[[sqlite3.Cursor], T], /) -> T:
-        """What it answers."""
+        """The result."""
 
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ def search_jobs(
 
 
 def statement_of(wanted: Search) -> str:
-    """What a search asks SQLite."""
+    """The statement of a search."""
     place = _place(wanted)
     page = "newest_tagged_first" if place == "in_tag" else "newest_first"
     pieces = ("jobs", place, "matching", page)
@@ -88,14 +88,14 @@ def statement_of(wanted: Search) -> str:
 
 
 def count_jobs(cursor: sqlite3.Cursor, wanted: Search) -> int:
-    """How many match."""
+    """How many jobs match."""
     statement = " ".join((_SQL["number"], _SQL[_place(wanted)], _SQL["matching"]))
     number: int = cursor.execute(statement, _values(wanted)).fetchone()[0]
     return number
 
 
 def _place(wanted: Search) -> str:
-    """Where to look, so that few jobs have to be looked at."""
+    """The index to read, so that few jobs have to be read."""
     if wanted.ids:
         return "in_ids"
     if wanted.flow is not None:
@@ -151,7 +151,7 @@ def _queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:
 
 
 def prune_jobs(tx: SqliteTransitions, limit: int, *, purges: bool) -> PruneResult:
-    """Purge, end what is outdated, forget dead workers, and wake jobs whose limit key is free."""
+    """Delete jobs, end expired ones, forget dead workers, and wake jobs whose limit key is free."""
     purged = 0
     if purges:
         purged = _purge_due(tx, limit)
@@ -166,7 +166,7 @@ def prune_jobs(tx: SqliteTransitions, limit: int, *, purges: bool) -> PruneResul
 
 
 def purge_jobs(tx: SqliteTransitions, jobs: Sequence[Job]) -> int:
-    """Delete jobs that have ended and were not moved since they were read."""
+    """Delete ended jobs that have not changed since they were read."""
     if not jobs:
         return 0
     tx.cursor.executemany(
@@ -177,7 +177,7 @@ def purge_jobs(tx: SqliteTransitions, jobs: Sequence[Job]) -> int:
 
 
 def erase_jobs(tx: SqliteTransitions, jobs: Sequence[Job]) -> int:
-    """Erase what jobs tell that have ended and were not moved since they were read."""
+    """Erase the content of ended jobs that have not changed since they were read."""
     number = 0
     for job in jobs:
         left = erased(job, tx.now)

@@ -441,7 +441,7 @@ class SqliteClaim:
     # ---- keys take turns ------------------------------------------------------------------------
 
     def _candidates_in_turn(self, pick: Pick, wanted: int) -> list[CandidateRow]:
-        """The first jobs of the limit keys whose turn it is, as many of each as it takes."""
+        """The first jobs of the limit keys whose turn it is; as many of each as it may start."""
         after = self._memory.key_turns.get(pick.share, "")
         keys = self._next_keys(pick, after, wanted)
         free = self._without_key(pick, wanted)
@@ -482,8 +482,8 @@ class SqliteClaim:
     def _without_key(self, pick: Pick, wanted: int) -> list[CandidateRow]:
         """Due jobs without a limit key.
 
-        No index tells them from those with one. So each claim looks at some more jobs of the lane,
-        from where the last one left off, and stays where it finds any.
+        No index tells them from jobs with one. So each claim reads some more jobs of the lane, from
+        where the last claim stopped, and remembers the place where it finds any.
         """
         rows: list[CandidateRow] = []
         for name in pick.names:
@@ -632,7 +632,7 @@ class SqliteClaim:
         return min(self._next_at, default=None)
 
     def _is_more(self) -> bool:
-        """Whether a due job was left that this worker could run, now or later."""
+        """Whether a due job is left that this worker could run, now or later."""
         own = self._request.own
         lanes = [self._open_queues(named, "") for named in own or ("", *self._executors())]
         lanes += map(self._unnamed, own)

@@ -87,7 +87,7 @@ class SqliteFlowTables:
             self.put_flows([row])
 
     def put_flows(self, rows: Sequence[FlowRow]) -> None:
-        """Write flows that are there, in the order given."""
+        """Update existing flows, in the given order."""
         values = [
             (
                 row.state.status.value,
@@ -107,7 +107,7 @@ class SqliteFlowTables:
         self._cursor.executemany(_SQL["insert_join"], rows)
 
     def count_at(self, counts: Counter[str]) -> list[str]:
-        """Take so many predecessors off joins; answers those that have none left."""
+        """Subtract ended predecessors from joins. Returns the joins that have none left."""
         joins: dict[int, list[str]] = {}  # nearly all of chains have one predecessor
         for join_id, number in counts.items():
             joins.setdefault(number, []).append(join_id)
@@ -126,7 +126,7 @@ class SqliteFlowTables:
         return [join for (join,) in self._cursor.execute(_SQL["open_joins"], (flow_id,)).fetchall()]
 
     def release(self, joins: Sequence[str], limit: int) -> ReleaseSlice:
-        """Let steps go that wait at joins."""
+        """Release steps that wait at joins."""
         rows = self._cursor.execute(_SQL["release"], (self.at, text_of(joins), limit)).fetchall()
         # Nearly no step has a signal. What a statement returns of each row costs as much as half of
         # the change.
@@ -137,7 +137,7 @@ class SqliteFlowTables:
         return ReleaseSlice(len(rows), [EarlySignal(tuple(row[:-1]), row[-1]) for row in found])
 
     def waiting(self, flow_id: str, after: int, limit: int) -> list[JobPosition]:
-        """Steps that have not ended and do not run."""
+        """Steps that wait."""
         return self._cursor.execute(_SQL["waiting"], (flow_id, after, limit)).fetchall()
 
     def ended(self, flow_id: str, after: int, limit: int) -> list[EndedStep]:
@@ -146,7 +146,7 @@ class SqliteFlowTables:
         return [EndedStep(row[:_POSITION], row[-2], feeds_from(row[-1])) for row in rows]
 
     def set_feeds(self, key: int, feeds: Sequence[str]) -> None:
-        """Say where the end of a step counts from now on."""
+        """Set the joins at which the end of a step counts."""
         self._cursor.execute(_SQL["set_feeds"], (text_of(feeds), key))
 
     def predecessors(self, ids: Sequence[str]) -> list[Predecessor]:
@@ -162,7 +162,9 @@ class SqliteFlowTables:
         self._cursor.execute(_SQL["adopt"], (flow_id, text_of(feeds), key))
 
     def waiting_signals(self, flow_id: str, name: str) -> list[WaitingSignal]:
-        """The steps of a flow that wait for a signal or will, in the order of adding."""
+        """The steps of a flow that wait for a signal, or will, in the order in which they were
+        added.
+        """
         rows = self._cursor.execute(_SQL["signals"], (flow_id, name)).fetchall()
         return [
             WaitingSignal(row[:_POSITION], bool(row[_POSITION]), *row[_POSITION + 1 :])
@@ -183,25 +185,25 @@ class SqliteFlowTables:
         self._tx.insert_steps(steps)
 
     def first_work(self) -> FlowWork | None:
-        """Something that is left to be done in slices."""
+        """A piece of unfinished work."""
         row = self._cursor.execute(_SQL["first_work"]).fetchone()
         return None if row is None else FlowWork(*row)
 
     def find_work(self, target: str) -> FlowWork | None:
-        """What is left to be done there."""
+        """The unfinished work at a target."""
         row = self._cursor.execute(_SQL["work_of"], (target,)).fetchone()
         return None if row is None else FlowWork(*row)
 
     def put_work(self, work: FlowWork) -> None:
-        """Note how far something has come."""
+        """Record how far a piece of work is."""
         self._cursor.execute(_SQL["put_work"], work)
 
     def drop_work(self, target: str) -> None:
-        """Nothing is left to be done there."""
+        """Delete finished work."""
         self._cursor.execute(_SQL["drop_work"], (target,))
 
     def changed(self) -> None:
-        """Something may have become claimable, or is left to be done."""
+        """Note that something may have become claimable, or is left to be done."""
         self._tx.is_work = True
 
 
@@ -218,7 +220,7 @@ def flow_row(row: tuple[Any, ...]) -> FlowRow:
 
 
 def purge_flows(tx: StepTransaction, limit: int) -> int:
-    """Delete flows that were kept long enough, with their steps; at most so many steps."""
+    """Delete flows whose retention is over, with their steps; at most so many steps."""
     purged = 0
     due = tx.cursor.execute(_SQL["flows_kept_long_enough"], (tx.now, limit)).fetchall()
     for (flow_id,) in due:
@@ -229,7 +231,9 @@ def purge_flows(tx: StepTransaction, limit: int) -> int:
 
 
 def purge_flow(tx: StepTransaction, flow_id: str, limit: int) -> int:
-    """Delete at most so many steps of a flow, and with fewer the flow itself; how many."""
+    """Delete at most so many steps of a flow. If fewer are left, the flow is deleted, too. Returns
+    how many.
+    """
     purged = tx.cursor.execute(_SQL["purge_steps"], (flow_id, limit)).rowcount
     # With as many as the limit there may be more steps: the flow stays until the next slice.
     if purged < limit:

@@ -24,7 +24,7 @@ IDS_PER_QUERY = 10_000
 
 
 class SqliteFlows:
-    """The flows of one store."""
+    """The flows of one job store."""
 
     def __init__(self, transactions: SqliteTransactions) -> None:
         self._transactions = transactions
@@ -57,7 +57,9 @@ class SqliteFlows:
     def page(
         self, statuses: Sequence[FlowStatus], limit: int, below: int | None = None
     ) -> tuple[list[Flow], int | None]:
-        """A page of them, and below which place the next one begins; None: there are no more."""
+        """One page of flows, and the place below which the next page begins; None: this was the
+        last page.
+        """
         end, most = ABOVE_ALL if below is None else below, limit + 1
 
         def work(cursor: sqlite3.Cursor) -> list[tuple[Any, ...]]:
@@ -74,7 +76,7 @@ class SqliteFlows:
         return flow_page([(row[-1], flow_row(row[:-1]).flow()) for row in rows], limit)
 
     def joins(self, flow_id: str) -> list[Join]:
-        """The joins of a flow, in the order of adding."""
+        """The joins of a flow, in the order in which they were added."""
         rows = self._transactions.read(
             lambda cursor: cursor.execute(_SQL["joins"], (flow_id,)).fetchall()
         )
@@ -88,7 +90,7 @@ class SqliteFlows:
         return self._transactions.write(lambda tx: tx.flows.apply(flow_id, event), "desk")
 
     def sweep(self, flow_id: str) -> bool:
-        """Go on with what was applied, one slice of steps; whether anything is left."""
+        """Continue a decision for one slice of steps. Returns whether anything is left to do."""
         return self._transactions.write(lambda tx: tx.flows.sweep(flow_id), "desk")
 
     def purge(self, flow_id: str) -> None:
@@ -96,7 +98,7 @@ class SqliteFlows:
         self._transactions.write(lambda tx: tx.flows.purge(flow_id), "desk")
 
     def ripe(self, limit: int) -> list[Flow]:
-        """Flows that have ended and were kept long enough."""
+        """Flows that have ended and whose retention is over."""
         values = (self._transactions.now(), limit)
         rows = self._transactions.read(
             lambda cursor: cursor.execute(_SQL["ripe_flows"], values).fetchall()
@@ -104,7 +106,7 @@ class SqliteFlows:
         return [flow_row(row).flow() for row in rows]
 
     def delete(self, flow: Flow, limit: int) -> bool:
-        """Delete some steps of a flow that was kept long enough, and at last the flow."""
+        """Delete some steps of a flow whose retention is over, and finally the flow."""
 
         def work(tx: SqliteTransitions) -> bool:
             row = tx.cursor.execute(_SQL["flow"], (flow.id,)).fetchone()
@@ -115,7 +117,9 @@ class SqliteFlows:
         return self._transactions.write(work, "sweep")
 
     def signal(self, flow_id: str, name: str, value: bytes) -> SignalOutcome:
-        """Complete the step that waits for a signal, or keep the value for the first that will."""
+        """Complete the step that waits for a signal, or keep the value for the step that will wait
+        for it.
+        """
         return self._transactions.write(lambda tx: tx.flows.signal(flow_id, name, value), "desk")
 
     def results(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:

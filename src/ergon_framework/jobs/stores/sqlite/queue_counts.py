@@ -76,7 +76,7 @@ def _column(cursor: sqlite3.Cursor, statement: str, values: Sequence[object]) ->
 def look_at_queues(
     cursor: sqlite3.Cursor, names: Sequence[str], now: float, *, most: int, sample: int
 ) -> list[Queue]:
-    """These queues, each state counted up to a bound."""
+    """The given queues. Each state is counted up to a bound."""
     counts = BoundedCounts(names, most=most, sample=sample, now=now)
     executors = list(_due_executors(cursor))
     for name in names:

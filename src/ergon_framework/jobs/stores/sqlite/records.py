@@ -1,4 +1,4 @@
-"""All that an SQLite job store holds, read as records and written from records."""
+"""Reads and writes everything in an SQLite job store as records."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SqliteJobRecords:
         return cast("list[C]", page)
 
     def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
-        """Put records of one kind in, in order."""
+        """Write records of one kind, in order."""
         jobs = [each for each in records if isinstance(each, JobRecord)]
         flows = [each for each in records if isinstance(each, FlowRecord)]
         with self._transactions.guard.set(_check_of(fence)):
@@ -71,7 +71,7 @@ class SqliteJobRecords:
             load_settings(self._store, self, records)
 
     def discard(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:
-        """Take records of one kind out; those that are not there are fine."""
+        """Delete records of one kind. Records that do not exist are skipped."""
         ids = [(each.identity,) for each in records if isinstance(each, JobRecord)]
         flows = [each for each in records if isinstance(each, FlowRecord)]
         with self._transactions.guard.set(_check_of(fence)):
@@ -87,7 +87,7 @@ class SqliteJobRecords:
         return dict(found)
 
     def fill_buckets(self, full_at: Mapping[str, float]) -> None:
-        """Say when buckets will be full."""
+        """Set when the buckets of queues will be full."""
         self._execute_many("fill_bucket", [(at, name) for name, at in full_at.items()])
 
     def key_buckets(self) -> KeyBuckets:
@@ -98,16 +98,16 @@ class SqliteJobRecords:
         )
 
     def fill_key_buckets(self, full_at: KeyBuckets) -> None:
-        """Say when buckets of limit keys will be full."""
+        """Set when the buckets of limit keys will be full."""
         rows = [(queue, key, at) for queue, keys in full_at.items() for key, at in keys.items()]
         self._execute_many("fill_key_bucket", rows)
 
     def move_state(self) -> bytes | None:
-        """What was written down about a move into this store."""
+        """The recorded state of a move into this store."""
         return self._transactions.read(_mark)
 
     def set_move_state(self, state: bytes | None, fence: Fence | None = None) -> None:
-        """Write something down about a move into this store, or forget it."""
+        """Record the state of a move into this store, or delete the record."""
 
         def work(tx: SqliteTransitions) -> None:
             if fence is not None:
@@ -125,7 +125,7 @@ class SqliteJobRecords:
         return f"{self._transactions.path.resolve()} {made_at!r}"
 
     def freeze(self, place: str | None, fence: Fence | None = None) -> None:
-        """Refuse changes of jobs, flows, schedules and queues, or let them in again."""
+        """Refuse changes of jobs, flows, schedules and queues, or allow them again."""
 
         def work(tx: SqliteTransitions) -> None:
             for statement in sqlite_bars(FROZEN_TABLES, place):
@@ -152,7 +152,7 @@ def _mark(cursor: sqlite3.Cursor) -> bytes | None:
 
 
 def _page(cursor: sqlite3.Cursor, after: int, limit: int) -> list[JobRecord]:
-    """Some jobs, and fewer when they are large."""
+    """One page of jobs; it has fewer jobs when they are large."""
     places = cursor.execute(_SQL["places"], (after, limit))
     changed = dict(as_page(((seq, changed_at), size) for seq, changed_at, size in places))
     page = page_of(cursor, _SQL["stretch"], (after, max(changed, default=after)))
@@ -162,7 +162,7 @@ def _page(cursor: sqlite3.Cursor, after: int, limit: int) -> list[JobRecord]:
 
 
 def _flows(cursor: sqlite3.Cursor, after: str, limit: int) -> list[FlowRecord]:
-    """Some flows by id, and fewer when they are large."""
+    """One page of flows by id; it has fewer flows when they are large."""
     work: dict[str, dict[str, str]] = {}
     for row in cursor.execute(_SQL["flow_work"]).fetchall():
         left = FlowWork(*row)
@@ -182,7 +182,7 @@ def _flow_record(cursor: sqlite3.Cursor, flow_id: str, work: dict[str, str]) -> 
 
 
 def _load_flows(tx: SqliteTransitions, records: Sequence[FlowRecord]) -> None:
-    """Put whole flows in, where they stood or behind all others."""
+    """Write whole flows, replacing equal ones; new flows come after all others."""
     tables = SqliteFlowTables(tx)
     # A flow may be here from an earlier round of the move, with joins and work that are done now.
     _strip(tx, records)
@@ -196,13 +196,13 @@ def _load_flows(tx: SqliteTransitions, records: Sequence[FlowRecord]) -> None:
 
 
 def _discard_flows(tx: SqliteTransitions, records: Sequence[FlowRecord]) -> None:
-    """Take flows out; their steps are records of their own."""
+    """Delete flows. Their steps are records of their own."""
     _strip(tx, records)
     tx.cursor.executemany(_FLOWS["purge_flow"], [(each.flow.id,) for each in records])
 
 
 def _strip(tx: SqliteTransitions, records: Sequence[FlowRecord]) -> None:
-    """Take the joins and the work of flows out."""
+    """Delete the joins and the unfinished work of flows."""
     ids = [(each.flow.id,) for each in records]
     for statement in (_SQL["remove_flow_work"], _FLOWS["purge_joins"]):
         tx.cursor.executemany(statement, ids)

@@ -117,7 +117,7 @@ class SqliteJobStore:
 
     @property
     def records(self) -> SqliteJobRecords:
-        """All that the store holds, to be copied into another store or out of one."""
+        """All records of the store, for copies into another store or from one."""
         # Late: it brings the records of all stores, which few processes need.
         from ergon_framework.jobs.stores.sqlite.records import SqliteJobRecords
 
@@ -151,7 +151,7 @@ class SqliteJobStore:
         return self.transactions.subscribe(topic)
 
     def announce(self) -> None:
-        """Wake the workers: for callers that added jobs in a transaction of their own."""
+        """Wake the workers. For callers that added jobs in a transaction of their own."""
         self.transactions.announce()
 
     def maintain(self) -> bool:
@@ -159,13 +159,13 @@ class SqliteJobStore:
         return self.transactions.maintain()
 
     def close(self) -> None:
-        """Let go of everything; may be called twice."""
+        """Close everything. May be called twice."""
         self.transactions.close()
 
     # ---- clients and workers ---------------------------------------------------------------------
 
     def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-        """Store all of them or none; raises DuplicateJobError."""
+        """Store all jobs or none. Raises DuplicateJobError."""
         if not jobs:
             return []
         return self.transactions.write(lambda tx: add_jobs(tx, jobs), "add", is_work=True)
@@ -208,7 +208,7 @@ class SqliteJobStore:
         return self.transactions.write(work, "exchange", is_synced=bool(settlements))
 
     def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
-        """Prolong leases and charge attempts; False for a job this holder has lost."""
+        """Renew leases and charge attempts. False for each job that this holder has lost."""
 
         def work(tx: SqliteTransitions) -> list[bool]:
             return _renew(tx.cursor, holds, tx.now + lease)
@@ -217,7 +217,7 @@ class SqliteJobStore:
         return self.transactions.write(work, "renew", is_synced=False)
 
     def request_cancel(self, job: Job, request: CancelRequest) -> bool:
-        """Note that a running job is to be cancelled; False: this claim of it runs no more."""
+        """Record that a running job is to be cancelled. False: this claim of it no longer runs."""
         is_noted = self.transactions.write(lambda tx: tx.request_cancel(job, request), "desk")
         if is_noted:
             self.transactions.notifier.notify(Topic.CANCEL.value)
@@ -232,7 +232,7 @@ class SqliteJobStore:
         return self.transactions.read(work)
 
     def shorten(self, leases: Mapping[str, float], others: float) -> int:
-        """Cut leases that end later than they could if they were renewed now."""
+        """Shorten leases that end later than a renewal at this moment would make them end."""
         latest = self.now() + min((*leases.values(), others))
         # A plain look first: clocks are hardly ever set back, and a write would take the lock each
         # time.
@@ -246,7 +246,9 @@ class SqliteJobStore:
         return self.transactions.write(work, "renew", is_synced=False)
 
     def shorten_waits(self) -> int:
-        """Let jobs that went back to the queue wait for as long as was decided."""
+        """Restore the decided wait of jobs that went back to their queue, after the clock was set
+        back.
+        """
         latest = self.now() + MAX_CLOCK_SKEW
         if self.transactions.first(_SQL["any_wait_from_later"], (latest,)) is None:
             return 0
@@ -280,7 +282,7 @@ class SqliteJobStore:
         return search_jobs(self.transactions.read, search, limit, self._unreadable_log)
 
     def count(self, search: Search) -> int:
-        """How many match."""
+        """How many jobs match."""
         return self.transactions.read(lambda cursor: count_jobs(cursor, search))
 
     def unreadable(self, limit: int | None = None) -> list[Unreadable]:
@@ -293,13 +295,13 @@ class SqliteJobStore:
         return self.transactions.read(work)
 
     def left_out(self) -> Iterator[Unreadable]:
-        """The rows that a search leaves out although nobody has set them aside."""
+        """Rows that a search skips as unreadable although no worker has set them aside."""
         return left_out_of(
             lambda log: search_jobs(self.transactions.read, Search(), None, log), self.unreadable()
         )
 
     def restore_unreadable(self, key: Any) -> bool:
-        """Read such a row again, and put it back where it stood."""
+        """Read an unreadable row again, and put the job back where it was."""
 
         def work(tx: SqliteTransitions) -> bool:
             found = tx.cursor.execute(_SQL["is_aside"], (key,)).fetchone()
@@ -320,7 +322,7 @@ class SqliteJobStore:
         return self.transactions.write(work, "desk", is_work=True)
 
     def discard_unreadable(self, key: Any) -> bool:
-        """Delete such a row for good."""
+        """Delete an unreadable row for good."""
 
         def work(tx: SqliteTransitions) -> bool:
             tx.lose_step(key)
@@ -329,7 +331,7 @@ class SqliteJobStore:
         return self.transactions.write(work, "desk")
 
     def replace(self, settlement: Settlement, job: NewJob) -> bool:
-        """End a job that is no step, and add one in its place, in one commit."""
+        """End a job that is no step of a flow, and add another in its place, in one commit."""
 
         def work(tx: SqliteTransitions) -> bool:
             return tx.apply_to_job(settlement) and bool(add_jobs(tx, [job]))
@@ -337,15 +339,15 @@ class SqliteJobStore:
         return self.transactions.write(work, "desk", is_work=True)
 
     def purge(self, jobs: Sequence[Job]) -> int:
-        """Delete final jobs that have not been moved since they were read."""
+        """Delete final jobs that have not changed since they were read."""
         return self.transactions.write(lambda tx: purge_jobs(tx, jobs), "desk")
 
     def erase(self, jobs: Sequence[Job]) -> int:
-        """Erase what final jobs tell that have not been moved since they were read."""
+        """Erase the content of final jobs that have not changed since they were read."""
         return self.transactions.write(lambda tx: erase_jobs(tx, jobs), "desk")
 
     def ripe(self, limit: int) -> list[Job]:
-        """Ended jobs that were kept long enough and are no steps of flows."""
+        """Ended jobs whose retention is over and that are not steps of flows."""
         found: list[Job] = []
         for queue, status in self.transactions.read(lambda cursor: list(ended_statuses(cursor))):
             if len(found) >= limit:
@@ -355,7 +357,7 @@ class SqliteJobStore:
         return found
 
     def prune(self, limit: int, *, purges: bool = True) -> PruneResult:
-        """Purge what has been kept long enough, end what is outdated, forget dead workers.
+        """Delete jobs whose retention is over, end expired jobs, and forget dead workers.
 
         Also makes jobs due again that wait for a limit key which is free.
         """
@@ -364,7 +366,7 @@ class SqliteJobStore:
     # ---- queues ---------------------------------------------------------------------------------
 
     def queues(self) -> list[Queue]:
-        """Every queue that has jobs or settings, by name."""
+        """Every queue with jobs or settings, by name."""
         return self.transactions.read(lambda cursor: list_queues(cursor, self.now()))
 
     def queue_names(
@@ -381,7 +383,7 @@ class SqliteJobStore:
     def look_at_queues(
         self, names: Sequence[str], *, most: int = MOST_COUNTED, sample: int = MOST_SAMPLED
     ) -> list[Queue]:
-        """These queues in this order, each state counted up to ``most`` jobs."""
+        """The given queues, in this order. Each state is counted up to ``most`` jobs."""
         now = self.now()
 
         def work(cursor: sqlite3.Cursor) -> list[Queue]:
@@ -419,14 +421,14 @@ class SqliteJobStore:
         )
 
     def key_wakes_at(self, queue: str, limit_key: str) -> float | None:
-        """When jobs that wait for a token of this limit key are due; None: none waits for one."""
+        """When jobs that wait for a token of this limit key are due; None if none waits."""
         found = self.transactions.first(_ADMIN["key_wakes_at"], (queue, limit_key))
         return None if found is None else found[0]
 
     # ---- workers --------------------------------------------------------------------------------
 
     def heartbeat(self, record: WorkerRecord) -> None:
-        """Note that a worker lives; a record with state ``gone`` removes it."""
+        """Store a worker's heartbeat record. A record with the state ``gone`` removes it."""
 
         def work(tx: SqliteTransitions) -> None:
             if record.state == "gone":
@@ -444,11 +446,11 @@ class SqliteJobStore:
         self.transactions.check_tables()
 
     def workers(self) -> list[WorkerRecord]:
-        """The workers that reported themselves, by id."""
+        """The workers with a heartbeat record, by id."""
         return [each for each in self._worker_records() if not each.has_ended]
 
     def ended_workers(self) -> list[WorkerRecord]:
-        """What workers that have ended left behind."""
+        """The final records of workers that have ended."""
         return [each for each in self._worker_records() if each.has_ended]
 
     def _worker_records(self) -> list[WorkerRecord]:
@@ -472,19 +474,21 @@ class SqliteJobStore:
     # ---- schedules ------------------------------------------------------------------------------
 
     def schedules(self) -> list[Schedule]:
-        """All, by name."""
+        """All schedules, by name."""
         rows = self.transactions.read(lambda cursor: _all(cursor, _SCHEDULES["all"]))
         return self._reader.schedules(rows)
 
     def next_schedules(self, limit: int) -> list[Schedule]:
-        """Those that fire next, the earliest first; none that is paused or has no further fire."""
+        """Schedules that fire next, the earliest first. Paused schedules, and those without another
+        fire, are left out.
+        """
         rows = self.transactions.read(lambda cursor: _all(cursor, _SCHEDULES["next"], limit))
         found = self._reader.schedules(rows)
         # Rows that cannot be read must not stand before the others for ever.
         return found if len(found) == len(rows) else earliest(self.schedules(), limit)
 
     def put_schedule(self, schedule: Schedule) -> None:
-        """Add or replace the definition, keeping nothing of the old one."""
+        """Store a schedule; nothing of an earlier definition is kept."""
 
         def work(tx: SqliteTransitions) -> None:
             tx.cursor.execute(_SCHEDULES["put"], msgspec.structs.astuple(schedule))
@@ -492,7 +496,7 @@ class SqliteJobStore:
         self.transactions.write(work, "desk")
 
     def drop_schedule(self, name: str) -> bool:
-        """Remove one; whether it was there."""
+        """Remove a schedule. Returns whether it existed."""
 
         def work(tx: SqliteTransitions) -> bool:
             return tx.cursor.execute(_SCHEDULES["drop"], (name,)).rowcount == 1
@@ -502,9 +506,10 @@ class SqliteJobStore:
     def fire(
         self, name: str, expected: float, next_at: float | None, jobs: Sequence[NewJob]
     ) -> bool:
-        """Move ``next_at`` on and add the jobs, in one commit, if it still is ``expected``.
+        """Advance ``next_at`` and add the jobs, in one commit, if ``next_at`` still is
+        ``expected``.
 
-        A job whose id or unique key is taken is skipped: the schedule goes on without it.
+        A job whose id or unique key is taken is skipped.
         """
 
         def work(tx: SqliteTransitions) -> bool:

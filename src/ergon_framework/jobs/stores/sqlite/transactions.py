@@ -70,7 +70,7 @@ class SqliteTransactions:
         return self.notifier.subscribe(topic)
 
     def announce(self) -> None:
-        """Wake the workers: for callers that added jobs in a transaction of their own."""
+        """Wake the workers. For callers that added jobs in a transaction of their own."""
         self.notifier.notify(_WORK)
 
     def check_tables(self) -> None:
@@ -82,7 +82,7 @@ class SqliteTransactions:
         return self.database.maintain()
 
     def close(self) -> None:
-        """Let go of everything; may be called twice."""
+        """Close everything. May be called twice."""
         self.notifier.close()
         self.database.close()
 

@@ -155,7 +155,7 @@ class SqliteTransitions:
         return was_applied
 
     def request_cancel(self, job: Job, request: CancelRequest) -> bool:
-        """Note that a running job is to be cancelled; False: this claim of it runs no more."""
+        """Record that a running job is to be cancelled. False: this claim of it no longer runs."""
         values = (text_of(request), job.key, job.id, job.fence)
         return self.cursor.execute(_TRANSITIONS["request_cancel"], values).rowcount == 1
 
