@@ -1,7 +1,8 @@
-"""Schedules that programs put, pause and delete while workers run: one per tenant, for example.
+"""Schedules that programs put, pause and delete while workers run, such as one for each tenant.
 
-Workers keep the schedules of their settings and of their App in line; those of a client they only
-fire. A client therefore refuses to change the definition of one that a worker would change back.
+Workers keep the schedules of their settings and of their App up to date. Schedules of a client they
+only fire. A client therefore refuses to change the definition of a schedule that a worker would
+change back.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ E = TypeVar("E")
 """A job that was enqueued, as the client of the jobs hands it out."""
 
 OF_CLIENT = "client"
-"""The source of schedules that a client has put."""
+"""The source of schedules that a client has stored."""
 _ALIKE = 0.9
-"""How much of a name must be right for it to be a slip, and not the name of another App."""
+"""How similar a name must be for it to count as a typing mistake, and not as the name of another
+App.
+"""
 
 
 class Fire(NamedTuple):
@@ -37,16 +40,18 @@ class Fire(NamedTuple):
     """When it was due, in seconds since the epoch."""
     job_id: str
     job: Job | None
-    """None when no such job is there: it was purged, or the fire was skipped or missed."""
+    """The job of the fire. None when there is none: it was purged, or the fire was skipped or
+    missed.
+    """
 
 
 class ScheduleClient(Generic[E]):
-    """What ``client.schedules`` is. Any thread may call any method."""
+    """The schedules of a client, ``client.schedules``. Any thread may call any method."""
 
     def __init__(
         self, store: FullJobStore, max_payload: int, enqueued: Callable[[EnqueueResult], E]
     ) -> None:
-        """``enqueued`` makes what ``run`` returns."""
+        """``enqueued`` makes the return value of ``run``."""
         self._store = store
         self._max_payload = max_payload
         self._enqueued = enqueued
@@ -74,7 +79,8 @@ class ScheduleClient(Generic[E]):
         fires that many schedules have at the same instant: each is due up to so many seconds later.
         After ``ends_at`` nothing fires. A schedule that an operator paused stays paused.
         """
-        # Late: most clients put no schedules, and need not import what reads cron lines.
+        # Imported late: most clients put no schedules, and need not import what reads cron
+        # expressions.
         from ergon_framework.jobs.scheduler import (
             checked_settings,
             is_paused_by_hand,
@@ -83,7 +89,8 @@ class ScheduleClient(Generic[E]):
             unique_fields,
         )
 
-        # Here: lists are made of them below, and a text would be an argument for each character.
+        # Checked here: lists are made of them below, and text would become one argument for each
+        # character.
         check_call(args, kwargs)
         by = options.pop("unique", None)
         settings = checked_settings(
@@ -116,11 +123,11 @@ class ScheduleClient(Generic[E]):
         return new
 
     def all(self) -> list[Schedule]:
-        """All schedules of the store, by name, whoever put them."""
+        """All schedules of the store, by name, whichever program stored them."""
         return self._store.schedules()
 
     def get(self, name: str) -> Schedule:
-        """One schedule; ``JobNotFoundError`` when there is none of this name."""
+        """One schedule. Raises JobNotFoundError when there is none of this name."""
         _refuse_other_than_text(name)
         known = self._known()
         if name in known:
@@ -130,17 +137,19 @@ class ScheduleClient(Generic[E]):
         raise JobNotFoundError(f"there is no schedule {name!r}", remedy=remedy)
 
     def pause(self, name: str) -> Schedule:
-        """Let it fire no more until it is resumed, whatever workers start meanwhile."""
+        """Stop a schedule from firing until it is resumed, also by workers that start meanwhile."""
         return self._paused(name, is_paused=True)
 
     def resume(self, name: str) -> Schedule:
-        """Let it fire again. What it missed in its pause is not made up for."""
+        """Let a schedule fire again. Fires that it missed while it was paused are not
+        made up for.
+        """
         return self._paused(name, is_paused=False)
 
     def delete(self, name: str) -> bool:
-        """Remove it; whether it was there. Jobs that it has enqueued stay.
+        """Remove a schedule. Returns whether it existed. Jobs that it has enqueued stay.
 
-        One of the settings or of an App comes back with the next worker.
+        A schedule of the settings or of an App comes back with the next worker.
         """
         _refuse_other_than_text(name)
         if not is_storable(name):
@@ -151,7 +160,7 @@ class ScheduleClient(Generic[E]):
         return is_removed
 
     def run(self, name: str) -> E:
-        """Enqueue its job now, beside its fires."""
+        """Enqueue the job of a schedule now, besides its fires."""
         from ergon_framework.jobs.newjob import new_id
         from ergon_framework.jobs.scheduler import job_of
 
@@ -184,7 +193,7 @@ class ScheduleClient(Generic[E]):
         ids = [(at, job_id_of(schedule, at)) for at in (last_at, *reversed(instants))][:limit]
         found = [Fire(at, job_id, self._store.find(job_id)) for at, job_id in ids]
         while len(found) > 1 and found[-1].job is None:
-            found.pop()  # perhaps from before it was put
+            found.pop()  # It may be from before the schedule was put.
         return found
 
     def _paused(self, name: str, *, is_paused: bool) -> Schedule:
@@ -208,10 +217,10 @@ def _refuse_other_than_text(name: object) -> None:
 
 
 def near_schedules(name: str, known: Collection[str]) -> list[str]:
-    """Those that somebody may have meant, by name.
+    """Schedules with a similar name, which the caller may have meant.
 
     The schedules of an App have its name before their own, ``thumbs.sweep``, and people type what
-    stands in the script: each name also counts by what follows one of its dots.
+    stands in the script. So each name is also compared by what follows one of its dots.
     """
     endings: dict[str, list[str]] = {}
     for each in sorted(known):
@@ -221,7 +230,7 @@ def near_schedules(name: str, known: Collection[str]) -> list[str]:
     if name in endings:
         return endings[name]
     alike = get_close_matches(name, known, 1, _ALIKE)
-    own = name.rpartition(".")[2]  # behind the name of an App that is not so called
+    own = name.rpartition(".")[2]  # Behind the name of an App that has another name.
     if alike or own in endings:
         return alike or endings[own]
     near = get_close_matches(name, endings, 1) or get_close_matches(own, endings, 1)
@@ -233,7 +242,9 @@ def _interval(every: float | str | timedelta | None) -> float | str | None:
 
 
 class AsyncScheduleClient:
-    """What ``client.schedules`` of an :class:`AsyncJobClient` is: the same for an event loop."""
+    """The schedules of an :class:`AsyncJobClient`, ``client.schedules``: the same for an event
+    loop.
+    """
 
     def __init__(
         self, call: Callable[[Callable[[ScheduleClient[Any]], Any]], Awaitable[Any]]
@@ -255,27 +266,29 @@ class AsyncScheduleClient:
         )
 
     async def all(self) -> list[Schedule]:
-        """All schedules of the store, by name, whoever put them."""
+        """All schedules of the store, by name, whichever program stored them."""
         return cast("list[Schedule]", await self._call(ScheduleClient.all))
 
     async def get(self, name: str) -> Schedule:
-        """One schedule; ``JobNotFoundError`` when there is none of this name."""
+        """One schedule. Raises JobNotFoundError when there is none of this name."""
         return cast("Schedule", await self._call(lambda client: client.get(name)))
 
     async def pause(self, name: str) -> Schedule:
-        """Let it fire no more until it is resumed, whatever workers start meanwhile."""
+        """Stop a schedule from firing until it is resumed, also by workers that start meanwhile."""
         return cast("Schedule", await self._call(lambda client: client.pause(name)))
 
     async def resume(self, name: str) -> Schedule:
-        """Let it fire again. What it missed in its pause is not made up for."""
+        """Let a schedule fire again. Fires that it missed while it was paused are not
+        made up for.
+        """
         return cast("Schedule", await self._call(lambda client: client.resume(name)))
 
     async def delete(self, name: str) -> bool:
-        """Remove it; whether it was there. Jobs that it has enqueued stay."""
+        """Remove a schedule. Returns whether it existed. Jobs that it has enqueued stay."""
         return cast("bool", await self._call(lambda client: client.delete(name)))
 
     async def run(self, name: str) -> str:
-        """Enqueue its job now, beside its fires; the id of the job."""
+        """Enqueue the job of a schedule now, besides its fires. Returns the id of the job."""
         return cast("str", await self._call(lambda client: str(client.run(name))))
 
     async def fires(self, name: str, limit: int = 10) -> list[Fire]:
@@ -284,7 +297,7 @@ class AsyncScheduleClient:
 
 
 def _refuse_other_source(schedule: Schedule) -> None:
-    """Refuse to change a schedule that was put by somebody else, such as the settings."""
+    """Refuse to change a schedule of another source, such as the settings."""
     if schedule.source != OF_CLIENT:
         raise JobError(
             f"the schedule {schedule.name!r} belongs to {schedule.source!r}, whose workers would"

@@ -106,7 +106,7 @@ def _instant(value: object) -> float:
 
 
 def _json(value: object) -> object:
-    """A variable holds lists and tables as JSON."""
+    """Read lists and tables that a variable holds as JSON."""
     if not isinstance(value, str):
         return value
     try:
@@ -121,7 +121,7 @@ Name = Annotated[str, Field(pattern=f"^{SCHEDULE_NAME}$", max_length=MAX_SCHEDUL
 
 
 class UniqueSettings(SettingsModel):
-    """``unique_by`` of a schedule: what makes its jobs the same, and for how long."""
+    """``unique_by`` of a schedule: which of its jobs count as the same, and for how long."""
 
     by: Annotated[str | None, OrNone] = None
     fields: Annotated[list[str], BeforeValidator(_json), AfterValidator(frozen)] = Field(
@@ -138,7 +138,7 @@ class UniqueSettings(SettingsModel):
         return self
 
     def option(self) -> Unique:
-        """As a job takes it."""
+        """The option as a job takes it."""
         states = self.states if isinstance(self.states, str | None) else tuple(self.states)
         return Unique(
             by=self.by, fields=tuple(self.fields), key=self.key, period=self.period, states=states
@@ -146,7 +146,7 @@ class UniqueSettings(SettingsModel):
 
 
 def unique_fields(given: Any) -> dict[str, Any] | None:
-    """What a program says about unique jobs, as settings say it."""
+    """What a program says about unique jobs, in the form of settings."""
     if given is False:
         return None
     unique = unique_option(given)
@@ -193,17 +193,17 @@ class ScheduleSettings(SettingsModel):
             raise ValueError("has both unique and unique_by: give one of the two")
         with _as_value_error():
             # Checked as if a client had enqueued it: a schedule must not fail at its first fire, in
-            # the night.
-            self.job(max_payload=sys.maxsize)  # the limit is in [jobs], which is not at hand here
+            # the middle of the night.
+            self.job(max_payload=sys.maxsize)
         return self
 
     @property
     def line(self) -> str:
-        """The cron line, whichever way it was given."""
+        """The cron expression, however it was given."""
         return self.cron or f"@every {self.every}s"
 
     def job(self, unique_key: str | None = None, *, max_payload: int = MAX_PAYLOAD) -> NewJob:
-        """The job of every fire, checked as a client's would be; its id is replaced later."""
+        """The job of every fire, checked as a client's job would be. Its id is replaced later."""
         unique: str | Unique | None = unique_key
         if self.unique_by is not None:
             unique = self.unique_by.option()
@@ -229,17 +229,19 @@ class ScheduleSettings(SettingsModel):
 
 
 OF_APP = "app:"
-"""How the source of schedules begins that an App declares; its name follows."""
+"""The beginning of the source of schedules that an App declares; its name follows."""
 
 Schedules = Annotated[Mapping[Name, ScheduleSettings], AfterValidator(FrozenDict)]
-"""The whole section."""
+"""The whole section ``[schedules]``."""
 
 
 # ---- records and jobs ---------------------------------------------------------------------------
 
 
 def checked_settings(name: str, fields: Mapping[str, Any]) -> ScheduleSettings:
-    """Settings that a program gives; each mistake is a :class:`JobError` with its field's name."""
+    """Check settings that a program gives. Each mistake raises a :class:`JobError` with
+    its field.
+    """
     try:
         _NAME.validate_python(name, strict=True)
     except ValidationError:
@@ -265,11 +267,14 @@ _HOW = "see docs/howto/schedule-jobs.md for what a schedule may have"
 def schedule_of(name: str, settings: ScheduleSettings, source: str = "") -> Schedule:
     """The record of a schedule that has not been planned yet."""
     key = f"schedule:{name}" if settings.unique else None
-    job = settings.job(key, max_payload=sys.maxsize)  # the settings that have it are checked
+    # The settings that have it are checked already.
+    job = settings.job(key, max_payload=sys.maxsize)
     fields = msgspec.to_builtins(job)
     del fields["id"]
     if job.unique is None:
-        del fields["unique"]  # as earlier versions write it: else each would change the other's
+        # As earlier versions write it; otherwise each version would change what the other has
+        # written.
+        del fields["unique"]
     return Schedule(
         name=name,
         cron=settings.line,
@@ -299,38 +304,40 @@ def job_id_of(schedule: Schedule, at: float) -> str:
 
 
 def _share(job_id: str) -> float:
-    """From 0 to 1, the same for every worker: two that fire at once mean the same job."""
+    """A number from 0 to 1 that is the same for every worker: two workers that fire at once make
+    the same job.
+    """
     return int.from_bytes(sha256(job_id.encode()).digest()[:6]) / 2**48
 
 
 def fires_of(schedule: Schedule) -> Instants:
-    """When the schedule fires, up to its end."""
+    """The instants at which the schedule fires, up to its end."""
     return until(read_cron(schedule.cron, schedule.zone), schedule.ends_at)
 
 
 def renewed(schedule: Schedule, old: Schedule | None, now: float) -> Schedule:
-    """The schedule with its next fire. Only a change of its times, or a pause, moves that."""
+    """The schedule with its next fire. Only a change of its times, or a pause, moves that fire."""
     last_at = old.last_at if old else None
     if schedule.is_paused:
         return msgspec.structs.replace(schedule, next_at=None, last_at=last_at)
-    # A schedule that was resumed begins anew: the fire that was planned before the pause may be
-    # long over.
+    # A schedule that was resumed begins anew: the fire that was planned before the pause may have
+    # passed long ago.
     is_same = old and not old.is_paused and (old.cron, old.zone) == (schedule.cron, schedule.zone)
     if old and is_same and old.next_at is not None:
         next_at: float | None = old.next_at
-    else:  # fires that were due by the old times, or during a pause, are not made up for
-        # Not from the last fire alone: a wrong clock may have put that far ahead, and nothing would
-        # fire until then.
+    else:  # Fires that were due by the old times, or during a pause, are not made up for.
+        # Not counted from the last fire alone: a wrong clock may have put that far ahead, and
+        # nothing would fire until then.
         after = now if last_at is None or is_far_ahead(last_at, now) else max(now, last_at)
         next_at = next(fires_of(schedule)(after), None)
-    # Its end may have been moved before the fire that was planned.
+    # Its end may have been moved to before the planned fire.
     if schedule.ends_at is not None and next_at is not None and next_at > schedule.ends_at:
         next_at = None
     return msgspec.structs.replace(schedule, next_at=next_at, last_at=last_at)
 
 
 def _farewell(gone: Schedule) -> str:
-    """What is told when a schedule is dropped, for the case that two take it from each other."""
+    """What is logged when a schedule is dropped, in case two workers take it from each other."""
     if gone.source.startswith(OF_APP):
         own = f"the App {gone.source.removeprefix(OF_APP)!r}"
         remedy = "another App of this name has it, give one of them another: App(name=...)"
@@ -341,7 +348,7 @@ def _farewell(gone: Schedule) -> str:
 
 
 def is_paused_by_hand(schedule: Schedule) -> bool:
-    """Whether an operator paused it: then it still has the next fire it was paused before."""
+    """Whether an operator paused it. If so, it still has the next fire from before the pause."""
     return schedule.is_paused and schedule.next_at is not None
 
 
@@ -356,7 +363,7 @@ class ClockedScheduleStore(ScheduleStore, Protocol):
 
 
 class Synced(msgspec.Struct, frozen=True):
-    """What a comparison of settings and store changed, by name."""
+    """What a comparison of settings and store has changed, by the names of schedules."""
 
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -364,7 +371,7 @@ class Synced(msgspec.Struct, frozen=True):
 
 
 class Upcoming(msgspec.Struct, frozen=True):
-    """A stored schedule with its next fires, or what keeps it from firing."""
+    """A stored schedule with its next fires, or with the reason why it does not fire."""
 
     schedule: Schedule
     fires: tuple[float, ...] = ()
@@ -372,12 +379,12 @@ class Upcoming(msgspec.Struct, frozen=True):
 
 
 class Scheduler:
-    """Keeps the store's schedules like the settings, and fires what is due.
+    """Keeps the schedules in the store like those of the settings, and fires what is due.
 
-    ``source`` names the settings, not the worker: all workers with the same settings give the same,
-    and other settings on the same store give another. ``more`` has the schedules of other sources,
-    by source: those that an App declares beside its settings file. A source without schedules
-    belongs in it, too, for those that it had before are dropped.
+    ``source`` names the settings, not the worker: all workers with the same settings give the same
+    source, and other settings on the same store give another. ``more`` has the schedules of other
+    sources, by source, such as those that an App declares beside its settings file. A source
+    without schedules belongs into it, too, because schedules that it had before are dropped.
     """
 
     def __init__(
@@ -396,7 +403,8 @@ class Scheduler:
             name: each for known in by_source.values() for name, each in known.items()
         }
         self._unreadable: set[Schedule] = set()
-        self._left: list[str] | None = None  # what a sync under way has not looked at, last first
+        # What a sync under way has not compared yet, last first.
+        self._left: list[str] | None = None
         self._is_stopped = False
         self._is_doubtful = True
         self._looked_at = 0.0
@@ -404,19 +412,19 @@ class Scheduler:
     def sync(
         self, now: float | None = None, *, goes_on: Callable[[], bool] = lambda: True
     ) -> Synced:
-        """Put what is new or differs, drop what is gone from these settings; nothing else.
+        """Store schedules that are new or differ, and drop those that are gone from these settings.
 
-        ``goes_on`` is asked before each; when it says no, the next call does the rest. What a stop
-        leaves undone differs still, so that the next worker does it.
+        ``goes_on`` is asked before each write; when it says no, the next call does the rest.
+        Schedules that a stop leaves out still differ, so the next worker writes them.
         """
         now = self._store.now() if now is None else now
-        # Read with each call, for other workers fire and operators pause in between. But no name
-        # is put twice: two workers with different settings would overwrite each other for ever.
+        # Read in each call, because other workers fire and operators pause in between. But no name
+        # is written twice: two workers with different settings would overwrite each other for ever.
         stored = {schedule.name: schedule for schedule in self._store.schedules()}
         if self._left is None:
             self._left = [*self._settings][::-1]
         put = [*self._put(self._left, stored, goes_on, now)]
-        # Only when all were looked at: dropping comes last, so that a sync which is cut short loses
+        # Only after all were compared: dropping comes last, so that a sync which is cut short loses
         # nothing.
         dropped = [] if self._left else [*self._dropped(stored.values(), goes_on)]
         return Synced(
@@ -426,37 +434,40 @@ class Scheduler:
         )
 
     def sync_anew(self) -> None:
-        """Let the next sync begin with the first schedule, even if one is under way."""
+        """Make the next sync begin with the first schedule, even if one is under way."""
         self._left = None
 
     def are_gone(self) -> bool:
-        """Whether there are schedules in the settings, and none of their source in the store."""
+        """Whether the settings have schedules and the store has none of their source."""
         stored = self._store.schedules() if self._settings else []
         return bool(self._settings) and all(each.source not in self._own_sources for each in stored)
 
     def fire_due(self, goes_on: Callable[[], bool] = lambda: True) -> float | None:
-        """Enqueue the jobs of all schedules that are due; the instant of the next fire, or None.
+        """Enqueue the jobs of all schedules that are due. Returns the instant of the next fire, or
+        None.
 
-        That instant is about what the store holds now: a caller comes back earlier to notice new
-        schedules. ``goes_on`` is asked before each fire; what it leaves is still due and comes
-        first in the next call, for the oldest come first.
+        That instant is about what the store holds now; a caller comes back earlier to notice new
+        schedules. ``goes_on`` is asked before each fire. Schedules that are left out are still due
+        and come first in the next call, because the oldest come first.
         """
         now = self._store.now()
-        # Plans may be those of a clock that was wrong: looked at once, and after it was set back.
+        # The plans may be those of a clock that was wrong: checked once at first, and after the
+        # clock was set back.
         is_doubtful = self._is_doubtful or now < self._looked_at
         self._is_doubtful, self._looked_at = False, now
         found, is_more = self._next(is_all=is_doubtful)
         wakes = [self._fired(each, now, goes_on, is_doubtful=is_doubtful) for each in found]
-        # The last one that was read has fired, so there may be others behind it that are due.
+        # The last schedule that was read has fired, so there may be others after it that are due.
         if is_more and wakes[-1] != found[-1].next_at:
-            return now  # all of them have fired: look at those behind them
+            return now  # All of them have fired: read those that come after.
         return min((at for at in wakes if at is not None), default=None)
 
     def _next(self, *, is_all: bool) -> tuple[list[Schedule], bool]:
-        """The schedules to look at, the earliest first, and whether there may be more.
+        """The schedules to check, the earliest first, and whether there may be more.
 
-        A program may have put thousands, of which a few are due at a time. All are read where that
-        does not do: those that cannot fire would stand before the others for ever.
+        A program may have stored thousands, of which a few are due at a time. All are read when
+        that is not enough: schedules that cannot fire would otherwise come before the others for
+        ever.
         """
         if is_all or self._unreadable:
             return sorted(self._store.schedules(), key=lambda each: each.next_at or 0.0), False
@@ -464,7 +475,9 @@ class Scheduler:
         return found, len(found) == MAX_LOOK
 
     def stop(self) -> None:
-        """Write nothing more. From any thread; a write that is under way is the last."""
+        """Write nothing more; a write that is under way is the last. May be called from
+        any thread.
+        """
         self._is_stopped = True
 
     def preview(self, count: int = 5) -> list[Upcoming]:
@@ -482,9 +495,9 @@ class Scheduler:
         goes_on: Callable[[], bool],
         now: float,
     ) -> Iterator[str]:
-        """Look at what is left, and put what is not as it should be; the names of that."""
+        """Compare the schedules that are left, and store those that differ. Returns their names."""
         while left and not self._is_stopped and goes_on():
-            # Taken off only when it was written: one that fails is looked at again.
+            # Removed from the list only when it was written, so that one that fails is tried again.
             name = left[-1]
             old = stored.get(name)
             wanted = self._wanted(name, old, now)
@@ -494,7 +507,9 @@ class Scheduler:
             left.pop()
 
     def _dropped(self, stored: Iterable[Schedule], goes_on: Callable[[], bool]) -> Iterator[str]:
-        """Drop what is gone from the settings, which is the last part of a sync; the names."""
+        """Drop schedules that are gone from the settings: the last part of a sync. Returns their
+        names.
+        """
         for gone in [each for each in stored if self._is_gone(each)]:
             if self._is_stopped or not goes_on():
                 return
@@ -509,11 +524,11 @@ class Scheduler:
     def _wanted(self, name: str, old: Schedule | None, now: float) -> Schedule:
         source = self._sources[name]
         if old and old.source != source:
-            # Most often a settings file that has moved; refusing to start would be worse.
+            # Usually a settings file was moved; refusing to start would be worse.
             logger.warning("schedule %r of %r is taken over", name, old.source)
         wanted = schedule_of(name, self._settings[name], source)
         new = renewed(wanted, old, now)
-        # An operator's pause outlives a restart with other settings.
+        # The pause of an operator survives a restart with other settings.
         if old is not None and is_paused_by_hand(old) and not wanted.is_paused:
             return msgspec.structs.replace(new, is_paused=True)
         return new
@@ -527,7 +542,7 @@ class Scheduler:
         if expected > now and not (is_doubtful and is_far_ahead(expected, now)):
             return expected
         if self._is_stopped or not goes_on():
-            # Not all were looked at: the next call has to doubt the others, too.
+            # Not all were checked: the next call has to check the others, too.
             self._is_doubtful |= is_doubtful
             return expected
         if expected > now:
@@ -539,9 +554,9 @@ class Scheduler:
             self._complain(schedule, error)
             return None
         jobs, spans = firing(schedule.name, jobs)
-        # Moved on and enqueued in one commit, and only by the first worker that asks.
+        # Advanced and enqueued in one commit, and only by the first worker that asks.
         if not self._store.fire(schedule.name, expected, plan.next_at, jobs):
-            return now  # another worker fired it: look again
+            return now  # Another worker has fired it: read it again.
         fired(spans)
         emit("schedule.fired", schedule=schedule.name, jobs=len(jobs), late=now - expected)
         if now - expected > MISFIRE_GRACE:
@@ -549,24 +564,24 @@ class Scheduler:
         return plan.next_at
 
     def _planned_anew(self, schedule: Schedule, expected: float, now: float) -> float | None:
-        """Plan from now on what a clock has planned that was far ahead and was put right since."""
+        """Plan fires anew that a wrong clock had planned far ahead before it was corrected."""
         try:
             next_at = next(fires_of(schedule)(now), None)
         except ValueError as error:
             self._complain(schedule, error)
             return None
-        # Only a plan that no clock which was merely set back explains is thrown away: else a fire
-        # could happen twice.
+        # A plan is thrown away only if a clock that was merely set back does not explain it;
+        # otherwise a fire could happen twice.
         if next_at is None or not is_far_ahead(expected, next_at):
             return expected
         if not self._store.fire(schedule.name, expected, next_at, []):
-            return now  # another worker was faster: look again
+            return now  # Another worker was faster: read it again.
         text = "the clock was set back: the schedule %r was planned for %s, and is due at %s"
         logger.warning(text, schedule.name, format_rfc3339(expected), format_rfc3339(next_at))
         return next_at
 
     def _complain(self, schedule: Schedule, error: Exception) -> None:
-        # Once for each schedule: every turn of every worker meets it.
+        # Logged once for each schedule, because every turn of every worker meets it.
         if schedule not in self._unreadable:
             self._unreadable.add(schedule)
             logger.error("the schedule %r cannot fire here: %s", schedule.name, error)
@@ -576,7 +591,7 @@ def _planned(schedule: Schedule, expected: float, now: float) -> Due:
     return due(fires_of(schedule), expected, now, Misfire(schedule.misfire))
 
 
-# Nothing but the schedule says when it fires next, and rare fires take long to find.
+# Only the schedule itself says when it fires next, and rare fires take long to compute.
 @lru_cache(maxsize=1000)
 def _previewed(schedule: Schedule, count: int) -> Upcoming:
     if schedule.is_paused:
@@ -591,7 +606,8 @@ def _previewed(schedule: Schedule, count: int) -> Upcoming:
         return Upcoming(schedule, problem=str(error))
     try:
         return Upcoming(schedule, upcoming(instants, schedule.next_at, count))
-    except (ValueError, OverflowError, OSError):  # no instant of ours: it hides no other schedule
+    # It is no instant that Ergon writes, and it must not hide other schedules.
+    except (ValueError, OverflowError, OSError):
         return Upcoming(schedule, problem="its next fire is not a point in time")
 
 
@@ -607,29 +623,29 @@ def _tell_late(schedule: Schedule, expected: float, now: float, count: int) -> N
 
 
 MAX_LOOK = 100
-"""Schedules that are read at a time to find those that are due."""
+"""How many schedules are read at a time to find those that are due."""
 
 MAX_SLICE = 0.2
-"""Seconds after which others have their turn, unless a lease is so short that it must be less."""
+"""Seconds after which other tasks have their turn, unless a short lease requires less."""
 
 
 class CronJobs(Protocol):
-    """What ``SlicedScheduler`` needs of a scheduler.
+    """The scheduler as ``SlicedScheduler`` uses it.
 
     When ``goes_on`` says no, a call returns early and the next call continues there.
     """
 
     def sync(self, *, goes_on: Callable[[], bool]) -> Synced:
-        """Bring the stored schedules in line with the settings."""
+        """Make the stored schedules equal to the settings."""
 
     def sync_anew(self) -> None:
-        """Begin from the first schedule, with the next call."""
+        """Begin with the first schedule in the next call."""
 
     def are_gone(self) -> bool:
-        """Whether there are schedules in the settings, and none of them in the store."""
+        """Whether the settings have schedules and the store has none of them."""
 
     def fire_due(self, goes_on: Callable[[], bool]) -> float | None:
-        """Fire what is due; answers the next instant by the store's clock."""
+        """Fire what is due. Returns the next instant by the store's clock."""
 
     def stop(self) -> None:
         """Write nothing more: thousands of schedules would delay the end of a worker."""
@@ -638,8 +654,8 @@ class CronJobs(Protocol):
 class Slice:
     """A bounded piece of time. Called before each step, it says whether there is time for it.
 
-    There always is for the first step: if reading the store took longer than a slice, nothing
-    would ever be written otherwise.
+    There always is time for the first step: otherwise nothing would ever be written if reading the
+    store took longer than a slice.
     """
 
     def __init__(self, now: Callable[[], float], seconds: float) -> None:
@@ -658,7 +674,9 @@ class Slice:
 
 
 class SlicedScheduler:
-    """A worker's schedules. Nothing is fired before all are written: some may be out of date."""
+    """The schedules of a worker. Nothing is fired before all are written, because some may be out
+    of date.
+    """
 
     def __init__(
         self,
@@ -669,30 +687,34 @@ class SlicedScheduler:
         *,
         max_slice: float = MAX_SLICE,
     ) -> None:
-        """``tell_lost`` is given the names of schedules that had to be written again."""
-        self.is_under_way = False  # the next turn goes on with it
+        """``tell_lost`` is called with the names of schedules that had to be written again."""
+        self.is_under_way = False  # The next turn continues with it.
         self._schedules = schedules
         self._now = now
-        # Well below the lease: between two slices the worker renews the leases of its jobs.
+        # Well below the lease, because between two slices the worker renews the leases of its jobs.
         self._seconds = min(max_slice, lease / 10)
         self._tell_lost = tell_lost
         self._is_synced = False
-        self._was_synced = False  # some time ago, or now
+        self._was_synced = False  # Some time ago, or just now.
         self._added: set[str] = set()
         self._lost: list[str] | None = None
 
     def write_again(self, lost: list[str]) -> None:
-        """Write all schedules again, and tell then what was lost; ``lost`` is known already."""
+        """Write all schedules again, and then report what was lost. ``lost`` is what is known to be
+        lost.
+        """
         self._lost = [*(self._lost or ()), *lost]
         self.compare_anew()
 
     def compare_anew(self) -> None:
-        """Write what is not there, or not as the settings say."""
+        """Write schedules that are missing or differ from the settings."""
         self._is_synced = False
         self._schedules.sync_anew()
 
     def are_gone(self) -> bool:
-        """Whether the store has no schedule of this application, so that none is overwritten."""
+        """Whether the store has no schedule of this application, so that none would be
+        overwritten.
+        """
         return self._schedules.are_gone()
 
     def stop(self) -> None:
@@ -700,11 +722,12 @@ class SlicedScheduler:
         self._schedules.stop()
 
     def turn(self) -> float | None:
-        """One slice; the instant of the next fire, or None when there is none.
+        """Do one slice. Returns the instant of the next fire, or None.
 
         When ``is_under_way`` is set, there is more to do before that.
         """
-        is_under_way = False  # after an error it is retried, but a leaving worker does not wait
+        # After an error it is tried again, but a worker that stops does not wait for it.
+        is_under_way = False
         try:
             at, is_under_way = self._turned()
         finally:
@@ -718,7 +741,7 @@ class SlicedScheduler:
         return self._schedules.fire_due(piece), piece.is_cut
 
     def _was_written(self) -> bool:
-        """Write a piece; whether that was the last."""
+        """Write schedules for one slice. Returns whether all are written."""
         piece = self._slice()
         added = self._schedules.sync(goes_on=piece).added
         if self._lost is not None:

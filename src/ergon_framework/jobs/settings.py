@@ -40,21 +40,22 @@ from ergon_framework.ports.settings_model import (
 )
 
 UpToTenYears = Annotated[PositiveOrZero, Field(le=TEN_YEARS)]
-"""Seconds from now. What lies further ahead is a mistake in the unit, and may be beyond the year
-9999, which no store can read back."""
+"""Seconds from now, up to ten years. A larger number is a mistake in the unit, and the instant may
+be beyond the year 9999, which no store can read back.
+"""
 MORE_DELIVERIES = 3
-"""How many deliveries a job has beyond its attempts, by default."""
+"""How many more deliveries than attempts a job has by default."""
 
 
 def _split(value: object) -> object:
-    """A list in a variable may be written with commas."""
+    """Split a list that a variable gives as text with commas."""
     if not isinstance(value, str):
         return value
     return [part.strip() for part in value.split(",") if part.strip()]
 
 
 def _version(value: str) -> str:
-    """The version of a program, or nothing."""
+    """The version of a program; None when it is empty."""
     return checked_version(value) if value else value
 
 
@@ -88,7 +89,7 @@ EnvironmentVariables = Annotated[Mapping[str, str], AfterValidator(FrozenDict)]
 
 
 RETENTION_KEYS = frozenset({"result_ttl", "failed_ttl", "cancelled_ttl"})
-"""What says how long ended jobs are kept, in ``[jobs]`` and in ``[jobs.queues.NAME]``."""
+"""The settings that say how long ended jobs are kept, in ``[jobs]`` and ``[jobs.queues.NAME]``."""
 
 
 class BackoffSettings(SettingsModel):
@@ -107,15 +108,15 @@ class BackoffSettings(SettingsModel):
 
 
 class RetrySettings(SettingsModel):
-    """A job's own retry policy; what is not set is as in ``[jobs]``."""
+    """A job's own retry policy. What is not set is taken from ``[jobs]``."""
 
     backoff: BackoffSettings | None = None
     on_error: AfterFailure | None = None
     on_lost: AfterFailure | None = None
     on_timeout: AfterFailure | None = None
     max_retry_after: UpToTenYears | None = None
-    give_up_on: tuple[str, ...] | None = None  # beside those of the worker
-    retry_on: tuple[str, ...] | None = None  # although the worker gives up on them
+    give_up_on: tuple[str, ...] | None = None  # in addition to the codes of the worker
+    retry_on: tuple[str, ...] | None = None  # although the worker's settings give up on them
 
 
 class KeyLimitSettings(SettingsModel):
@@ -127,9 +128,9 @@ class KeyLimitSettings(SettingsModel):
 
 
 class QueueSettings(SettingsModel):
-    """``[jobs.queues.NAME]``: limits of one queue, across all workers, and how long it keeps jobs.
+    """``[jobs.queues.NAME]``: limits of one queue across all workers, and how long it keeps jobs.
 
-    A time that is not set is that of ``[jobs]``.
+    A time that is not set is taken from ``[jobs]``.
     """
 
     max_active: Annotated[Count | None, OrNone] = None
@@ -142,18 +143,18 @@ class QueueSettings(SettingsModel):
 
     @property
     def has_limits(self) -> bool:
-        """Whether they limit anything."""
+        """Whether there is any limit."""
         own = self.max_active, self.rate, self.per_key.max_active, self.per_key.rate
         return any(each is not None for each in own)
 
     def limits(self) -> dict[str, Any]:
-        """As a store takes them."""
+        """The limits as a store takes them."""
         named = ("max_active", "rate", "burst")
         own = {name: getattr(self, name) for name in named}
         return own | {f"key_{name}": getattr(self.per_key, name) for name in named}
 
     def kept_for(self, usual: KeptFor) -> KeptFor:
-        """How long its jobs are kept, where those of all queues are kept for ``usual``."""
+        """How long its jobs are kept, if those of other queues are kept for ``usual``."""
         own = (self.result_ttl, self.failed_ttl, self.cancelled_ttl)
         return KeptFor(
             *(of_all if ttl is None else ttl for ttl, of_all in zip(own, usual, strict=True))
@@ -161,7 +162,7 @@ class QueueSettings(SettingsModel):
 
     @property
     def sets_limits(self) -> bool:
-        """Whether it says anything about limits; a table without a key lifts them."""
+        """Whether the settings say anything about limits. A table without a key removes them."""
         return not self.model_fields_set or not self.model_fields_set <= RETENTION_KEYS
 
 
@@ -190,11 +191,15 @@ GIVEN_UP = frozenset(
         "WiringError",
     }
 )
-"""Codes of errors that trying again cannot mend, whatever else is given up on."""
+"""Error codes that another attempt cannot mend. They are given up on whatever else the settings
+say.
+"""
 
 
 MIN_OBJECT = 1024
-"""Bytes that a payload in an object store has at least: the row still has some of its name."""
+"""How many bytes a payload in an object store has at least, because its row still needs some for
+the name.
+"""
 
 
 def _object_place(value: str | None) -> str | None:
@@ -224,7 +229,7 @@ class CodecSettings(SettingsModel):
 
     @property
     def is_set(self) -> bool:
-        """Whether a payload may be encoded, or what is needed to read one is there."""
+        """Whether a payload may be encoded, or a key or place to read one is given."""
         is_coded = self.compress_above is not None or self.objects is not None
         return is_coded or bool(self.keys) or bool(self.active_key)
 
@@ -261,7 +266,7 @@ class JobsSettings(SettingsModel):
     on_timeout: AfterFailure = "retry"
     max_retry_after: UpToTenYears = DAY
     held_delay: UpToTenYears = 30.0
-    give_up_on: Names = ()  # beside GIVEN_UP
+    give_up_on: Names = ()  # in addition to GIVEN_UP
     retry_on: Names = ()  # although they are in GIVEN_UP
     executor_wait: Annotated[PositiveOrZero | None, OrNone] = DAY
     lease: Annotated[Positive, Field(ge=0.5, le=3600)] = 15.0
@@ -280,10 +285,11 @@ class JobsSettings(SettingsModel):
 
     @property
     def claimed_for(self) -> float:
-        """Seconds a claim holds in the store.
+        """Seconds for which a claim holds in the store.
 
-        Shorter than ``lease`` by the time it takes somebody to look (a fifth of this), and a little
-        for the looking: what a dead worker held is moved on within ``lease``.
+        This is ``lease`` less a fifth, which is how long it takes until a worker searches for
+        expired leases, and a little for the search itself. So jobs that a dead worker held run
+        again within ``lease``.
         """
         return 0.8 * self.lease
 
@@ -295,7 +301,7 @@ class JobsSettings(SettingsModel):
         return JobRetention(usual, {name: own for name, own in queues.items() if own != usual})
 
     def final_codes(self, retry: RetrySettings | None = None) -> frozenset[str]:
-        """Codes of errors after which a job with this retry policy of its own is given up."""
+        """Error codes after which a job with this retry policy is given up."""
         codes = (GIVEN_UP | {*self.give_up_on}) - {*self.retry_on}
         if retry is None:
             return codes
@@ -307,7 +313,7 @@ class JobsSettings(SettingsModel):
         max_deliveries: int | None = None,
         retry: RetrySettings | None = None,
     ) -> JobRule:
-        """The core's rule for a job with these settings of its own."""
+        """The core's rule for a job with these settings."""
         own = retry or RetrySettings()
         attempts = max_attempts or self.max_attempts
         after = {
@@ -333,7 +339,9 @@ FORMER_MAX_JOBS = "recycle_after"
 
 
 class ExecutorSettings(SettingsModel):
-    """``[executors.NAME]``: a program that runs handlers, and how many of it."""
+    """``[executors.NAME]``: a program that runs handlers, and how many processes of it
+    there are.
+    """
 
     command: Command
     env: EnvironmentVariables = Field(default_factory=FrozenDict, repr=False)
@@ -365,18 +373,20 @@ class ExecutorSettings(SettingsModel):
 
     @property
     def max_processes(self) -> int:
-        """How many of its processes there may be at once, those that are replaced included."""
+        """How many of its processes there may be at once, including those that are
+        being replaced.
+        """
         is_recycled = self.max_jobs or self.max_memory or self.max_age
         return 2 * self.pool_size if is_recycled else self.pool_size
 
     @property
     def leaves_within(self) -> float:
-        """Seconds that a process has to leave by itself, once its input has ended."""
+        """Seconds that a process has to exit after its input has ended."""
         return self.kill_grace if self.shutdown_grace is None else self.shutdown_grace
 
     @property
     def sets_max_in_flight(self) -> bool:
-        """Whether the number was set; otherwise an executor with batch handlers may raise it."""
+        """Whether the number was set. If not, an executor with batch handlers may raise it."""
         return "max_in_flight" in self.model_fields_set
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a job: reply → event → transition → ``Settlement``."""
+"""Decides what becomes of a job: from a reply to an event, a transition and a ``Settlement``."""
 
 from __future__ import annotations
 
@@ -51,11 +51,12 @@ if TYPE_CHECKING:
     from ergon_framework.jobs.settings import JobsSettings, RetrySettings
 
 MAX_MESSAGE = 4096
-"""Characters of an error message that are kept."""
+"""How many characters of an error message are kept."""
 MAX_CODE = 255
-"""Characters of an error type that are kept: it stands in tables, lines of the log and searches."""
+"""How many characters of an error type are kept; it appears in tables, log lines and searches."""
 _encode = msgspec.json.Encoder().encode
-_instant = lru_cache(maxsize=64)(format_rfc3339)  # all that happens in one turn has one instant
+# All that happens in one turn of the loop has the same instant.
+_instant = lru_cache(maxsize=64)(format_rfc3339)
 _SUCCEEDED = Succeeded()
 _RESERVED = Failed(
     Failure(
@@ -65,13 +66,13 @@ _RESERVED = Failed(
         " field another name",
     )
 )
-# Names for what is asked for with each job: Python 3.11 looks a member of an enum up in ten times
-# the time.
+# Names for values that are needed for each job: Python 3.11 needs ten times as long to look up a
+# member of an enum.
 _SUCCESS, _ACTIVE = Status.SUCCESS, JobStatus.ACTIVE
 _EVENT_DETAILS = ("message", "traceback", "output", "by", "reason", "became")
-"""What the history tells of an event, where it has it."""
+"""What the history keeps of an event, where the event has it."""
 _TOLD = (CancelRequested, EditRequested, RequeueRequested, RunRequested)
-"""What somebody asked for, of which the history tells more than the word."""
+"""Requests of people, of which the history keeps more than the name."""
 
 
 class Settler:
@@ -80,12 +81,12 @@ class Settler:
     def __init__(
         self, settings: JobsSettings, worker: str, codec: PayloadCodec | None = None
     ) -> None:
-        """``codec``: that of the store, which knows whose objects it writes."""
+        """``codec`` is the store's, which knows the owner of the objects that it writes."""
         self._settings = settings
         self._worker = worker
         self._quoted = _encode(worker).decode()
         self._codec = settings.codec.compiled() if codec is None else codec
-        self._encodes = self._codec.encodes  # asked for each job
+        self._encodes = self._codec.encodes  # read for each job
         self._rule = settings.rule()
         self._give_up_on = settings.final_codes()
         self._keep = settings.retention.keep
@@ -98,11 +99,11 @@ class Settler:
         return self._settings.rule(job.max_attempts, job.max_deliveries, _own_retry(job.retry))
 
     def timeout_of(self, job: ClaimedJob) -> float:
-        """Seconds for one attempt."""
+        """Seconds that one attempt may take."""
         return self._timeout if job.timeout is None else job.timeout
 
     def event_of(self, reply: Reply, job: ClaimedJob) -> JobEvent:
-        """What an executor's answer means."""
+        """The event that an executor's answer means."""
         if reply.status is _SUCCESS:
             return _SUCCEEDED if reply.error_type != DISCARDED else _discarded(reply)
         code = without_nul((reply.error_type or "")[:MAX_CODE])
@@ -125,7 +126,7 @@ class Settler:
         return Failed(failure, traceback=_trace(reply))
 
     def final_codes(self, job: ClaimedJob) -> Collection[str]:
-        """Codes of errors after which the job is given up."""
+        """Error codes after which the job is given up."""
         own = _own_retry(job.retry)
         return self._give_up_on if own is None else self._settings.final_codes(own)
 
@@ -139,15 +140,17 @@ class Settler:
         *,
         is_encoded: bool = False,
     ) -> Settlement:
-        """The settlement of a job that this worker holds; ``now`` is only for its history.
+        """The settlement of a job that this worker holds. ``now`` is used for its history only.
 
-        ``is_encoded``: whether the result is as the store keeps it, see :meth:`encoded_result`.
+        ``is_encoded``: whether the result is in the form that the store keeps, see
+        :meth:`encoded_result`.
         """
         job = claim.job
         if result is not None and not is_encoded and result.startswith(ENCODED_RESULT):
-            # It could not be told from a result that Ergon has encoded.
+            # It could not be told apart from a result that Ergon has encoded.
             event, result = (_RESERVED if isinstance(event, Succeeded) else event), None
-        if event is _SUCCEEDED:  # nearly all: nothing that others need is asked here
+        # Nearly all jobs complete, so this path does nothing that only others need.
+        if event is _SUCCEEDED:
             transition = _completed(job.attempts, job.excused)
             entry = _completed_entry(
                 self._quoted, transition.attempts, now, job.deliveries, seconds
@@ -169,7 +172,8 @@ class Settler:
                 result = None
         if self._encodes and result is not None and not is_encoded:
             result = self._codec.encode_result(result, job.id)
-        return Settlement(  # by position: this is done for each job, and by name it takes longer
+        # By position: this runs for each job, and keyword arguments take longer.
+        return Settlement(
             job.key,
             job.id,
             job.fence,
@@ -185,20 +189,22 @@ class Settler:
         )
 
     def is_slow(self, event: JobEvent, result: bytes | None) -> bool:
-        """Whether a result may go to an object store, which takes longer than a turn may."""
+        """Whether a result may go to an object store, which takes longer than a turn of the loop
+        may.
+        """
         objects = self._codec.objects
         if objects is None or result is None or len(result) <= objects.above:
             return False
         return event is _SUCCEEDED and not result.startswith(ENCODED_RESULT)
 
     def encoded_result(self, claim: Claim, result: bytes) -> bytes:
-        """A result as the store keeps it; from any thread."""
+        """A result in the form that the store keeps. May be called from any thread."""
         return self._codec.encode_result(result, claim.job.id)
 
     def settle_stored(
         self, job: Job, event: JobEvent, now: float, *, if_expired: bool = False
     ) -> Settlement:
-        """The settlement of a job that the store listed; raises InvalidTransition."""
+        """The settlement of a job that the store listed. Raises InvalidTransition."""
         attempts = job.attempts - job.is_charged
         request = job.cancel_request
         snapshot = JobSnapshot(
@@ -270,7 +276,7 @@ def _discarded(reply: Reply) -> Discarded:
 
 
 def notice_fields(settlement: Settlement) -> dict[str, Any]:
-    """What a notice tells of a job that was settled. Where it failed is for error trackers."""
+    """The fields of a notice about a settled job. Error trackers use the place where it failed."""
     transition = settlement.transition
     if transition.status is JobStatus.CANCELLED:
         return {"job_id": settlement.id}
@@ -290,16 +296,18 @@ def notice_fields(settlement: Settlement) -> dict[str, Any]:
 
 
 def _trace(reply: Reply) -> str | None:
-    """Where the executor says that the handler failed, within what a history has room for."""
+    """Where the handler failed, if the executor says so, cut to what a history has room for."""
     traceback = reply.error_traceback
     return several_lines(redacted_text(traceback[-MAX_MESSAGE:])) if traceback else None
 
 
-@lru_cache(maxsize=64)  # jobs that were sent together often come back together
+@lru_cache(maxsize=64)  # Jobs that were sent together often come back together.
 def _completed_entry(
     worker: str, attempt: int, now: float, delivery: int, seconds: float | None
 ) -> bytes:
-    """What ``_entry`` gives for a success, as text: most entries are these, and it is faster."""
+    """The entry of ``_entry`` for a success, made as text: most entries are of this kind, and this
+    is faster.
+    """
     duration = "" if seconds is None else f',"seconds":{round(seconds, 6)}'
     return (
         f'{{"at":"{_instant(now)}","event":"completed","status":"completed",'
@@ -309,7 +317,7 @@ def _completed_entry(
 
 @lru_cache(maxsize=64)
 def _completed(attempts: int, excused: int) -> Transition:
-    """What the machine makes of a success: it asks for nothing but these two."""
+    """The transition of a success, which depends on these two values only."""
     snapshot = JobSnapshot(JobStatus.ACTIVE, attempts, excused=excused)
     return next_transition(snapshot, _SUCCEEDED, JobRule())
 
@@ -318,12 +326,13 @@ def _completed(attempts: int, excused: int) -> Transition:
 def _own_retry(text: bytes | None) -> RetrySettings | None:
     if text is None:
         return None
-    # Late: pydantic takes longer to import than the rest of a client.
+    # Imported late: pydantic takes longer to import than the rest of a client.
     from pydantic import ValidationError
 
     from ergon_framework.jobs.settings import RetrySettings
 
     try:
         return RetrySettings.model_validate_json(text)
-    except ValidationError:  # written by another version: its own settings are better than a crash
+    # It was written by another version. This worker's own settings are better than a crash.
+    except ValidationError:
         return None

@@ -43,15 +43,17 @@ from ergon_framework.ports.jobstore import (
 from ergon_framework.storage.failpoints import declare, failpoint
 
 MakeRequest: TypeAlias = Callable[[Mapping[str, int], bool], ClaimRequest]
-"""Makes the request of a claim: free slots by executor, and whether it is thorough, that is, also
-looks for what nobody can run, and for what is left."""
+"""Makes the request of a claim from the free slots by executor, and from whether the claim is
+thorough: then it also looks for jobs that no worker can run, and for what is left to be done.
+"""
 
 
 class SlotCounter:
-    """Free slots by executor, and which executors had slots left at their last claim.
+    """Counts free slots by executor, and remembers which executors had slots left at their last
+    claim.
 
     The caller holds a lock. A count below zero is a debt: a slot was taken back while the claim
-    that used it was under way. The next offers pay it off before anything is claimed for them.
+    that used it was under way. Later offers pay the debt before anything is claimed for them.
     """
 
     def __init__(self) -> None:
@@ -64,9 +66,9 @@ class SlotCounter:
         return bool(self._dry)
 
     def offer(self, executor: str, change: int) -> int:
-        """Add slots, or take back as many of them as are free; answers the change made."""
+        """Add slots, or take back as many of them as are free. Returns the change that was made."""
         had = self._free.get(executor, 0)
-        # Taking back never goes below zero by itself; only a claim that was under way can, and
+        # Taking back alone never goes below zero. Only a claim that was under way can, and it
         # leaves a debt.
         has = max(min(had, 0), had + change)
         self._free[executor] = has
@@ -77,16 +79,18 @@ class SlotCounter:
         return executor not in self._dry
 
     def free(self) -> dict[str, int]:
-        """The executors that can take something."""
+        """The executors with free slots, and how many each has."""
         return {name: count for name, count in self._free.items() if count > 0}
 
     def take(self, asked: Mapping[str, int], taken: Mapping[str, int]) -> bool:
-        """A claim used some of the slots it asked for; whether any executor got all it wanted."""
+        """Subtract the slots that a claim used. Returns whether an executor got all that it asked
+        for.
+        """
         for name, count in taken.items():
             self._free[name] = self._free.get(name, 0) - count
         filled = {name for name, count in asked.items() if taken.get(name, 0) >= count}
-        # An executor whose claim left slots free is not asked for again on account of a new slot
-        # alone: there was nothing more to claim.
+        # An executor whose claim left slots free does not ask again only because of a new slot:
+        # there was nothing more to claim.
         self._dry |= asked.keys()
         self._dry -= filled
         return bool(filled)
@@ -98,7 +102,7 @@ def by_executor(request: ClaimRequest, jobs: Sequence[ClaimedJob]) -> Counter[st
 
 
 def executor_of(request: ClaimRequest, job: ClaimedJob) -> str:
-    """Which executor runs a job, also one that was claimed from the lane of its handler."""
+    """The executor that runs a job, also a job that was claimed from the lane of its handler."""
     named = job.executor.partition("#")[0]
     return named or request.routes.get(job.queue, request.default)
 
@@ -106,30 +110,32 @@ def executor_of(request: ClaimRequest, job: ClaimedJob) -> str:
 logger = logging.getLogger("ergon.jobs")
 
 PROGRESS_INTERVAL = 1.0
-"""Seconds between two heartbeats that are sent because jobs have told how far they are."""
+"""The least number of seconds between two heartbeats that are sent because jobs have reported
+progress.
+"""
 OUTAGE_BACKOFF = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
 SHUTDOWN_RETRY_INTERVAL = 0.2
-"""Seconds between two questions to a store that is away while the worker wants to leave."""
+"""Seconds between two calls of a store that is away, while the worker waits to stop."""
 MAX_CANCEL_WAIT = 60.0
-"""Seconds after which the thread that waits for cancellations looks whether it is still needed."""
+"""Seconds after which the thread that waits for cancellations checks whether it is still needed."""
 CANCEL_PAUSE = 0.1
-"""Seconds that it pauses then."""
+"""Seconds for which it then pauses."""
 MAX_LOGGED_IDS = 20
-"""Jobs that are named in one line of the log."""
+"""How many jobs one log line names."""
 MAX_LOGGED_REASONS = 8
-"""Reasons of one outage that are logged."""
+"""How many reasons of one outage are logged."""
 
 declare("worker.claimed", "worker.before_settle")
 
 
 class StoreThread:
-    """Talks to the store in a thread of its own, on behalf of the worker's loop.
+    """Talks to the store in a thread of its own, for the worker's loop.
 
-    ``_lock`` guards what both threads touch: settlements that wait, free slots, and whether the
+    ``_lock`` guards what both threads use: settlements that wait, free slots, and whether the
     thread sleeps. No call of the store is made while it is held, so the loop never waits for a
     store. The plain flags (``_news``, ``_ends``, ``_may_claim``) are each set by assignment and
-    looked at once per round: a change that comes too late is seen by the next round, and whoever
-    sets one wakes the thread.
+    read once per round. A change that comes too late is seen by the next round, and whoever sets a
+    flag wakes the thread.
     """
 
     def __init__(
@@ -146,11 +152,12 @@ class StoreThread:
         self.store = store
         self.maintenance: Maintenance | None = None
         self.leases = ClaimLeases(store, settings.claimed_for, report)
-        self.offset = 0.0  # the store's clock minus ours
+        self.offset = 0.0  # the store's clock minus this machine's
         self.counters = {"late": 0, "refused": 0, "outages": 0}
         self.probes = 0
         self.is_left = False  # something due could not be claimed
-        self.due_at: float | None = None  # when the next job may become due, by our clock
+        # when the next job may become due, by this machine's clock
+        self.due_at: float | None = None
         self._settings = settings
         self._codec = codec_of(store, settings)
         self._payloads = PayloadThreads()
@@ -170,17 +177,17 @@ class StoreThread:
         self._ends = False
         self._gives_up = False
         self._news = True  # something may be claimable
-        self._has_new_progress = False  # a job has reported how far it is …
-        self._progress_at = 0.0  # … which is written then, at the earliest
+        self._has_new_progress = False  # a job has reported progress …
+        self._progress_at = 0.0  # … which is written at this instant at the earliest
         self._has_cancel_request = False  # a job that runs somewhere is to be cancelled
-        self._next_at: float | None = None  # … or will be then, by our clock
-        self._thorough_at = 0.0  # when a claim is to be thorough again, however much there is to do
+        self._next_at: float | None = None  # … or will be at this instant, by this machine's clock
+        self._thorough_at = 0.0  # when a claim has to be thorough again, however busy the worker is
         self.handler_lanes: tuple[str, ...] = ()
-        """The lanes of handlers in which jobs were due when it was looked last."""
+        """The lanes of handlers that had due jobs when they were last read."""
         self._maintenance_at: float | None = None
         self._failures = 0
         self._began = self._away_since = 0.0  # the turn, and the outage
-        self._reasons: set[str] = set()  # that were logged in this outage
+        self._reasons: set[str] = set()  # reasons that were logged in this outage
         self._now = now
         self._subscription = store.subscribe(Topic.WORK)
         self._cancels = store.subscribe(Topic.CANCEL)
@@ -190,15 +197,17 @@ class StoreThread:
     # ---- from the worker's loop ----
 
     def start(self) -> None:
-        """Begin. The store is asked once in the caller's thread, so that its error comes there."""
-        # Deadlines are told in the store's time and kept in ours; machines whose clocks differ
-        # agree on leases through this.
+        """Start the thread. The store is called once in the caller's thread, so that an error is
+        raised there.
+        """
+        # Deadlines are given in the store's time and kept in this machine's. Through this offset,
+        # machines whose clocks differ agree on leases.
         self.offset = self.store.now() - self._now()
         self._thread = SYSTEM_CLOCK.spawn("ergon-jobs-store", self._serve)
         SYSTEM_CLOCK.spawn("ergon-cancels", self._hear_cancels)
 
     def offer(self, executor: str, slots: int) -> int:
-        """Add free slots of an executor, or take some back; answers the change that was made."""
+        """Add free slots of an executor, or take some back. Returns the change that was made."""
         with self._lock:
             made = self._slots.offer(executor, slots)
             if made > 0 and self._slots.is_news(executor):
@@ -209,7 +218,7 @@ class StoreThread:
         return made
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Take note of outcomes; they are written with the next exchange."""
+        """Queue settlements; they are written with the next exchange."""
         with self._lock:
             self._settlements += settlements
             wakes, self._is_asleep = self._is_asleep, False
@@ -217,7 +226,9 @@ class StoreThread:
             self._subscription.wake()
 
     def tell_progress(self) -> None:
-        """Tell the store soon how far jobs are, with a heartbeat. From the worker's loop."""
+        """Report the progress of jobs to the store soon, with a heartbeat. Called by the worker's
+        loop.
+        """
         if not self._has_new_progress:
             self._has_new_progress = True
             self._subscription.wake()
@@ -225,25 +236,27 @@ class StoreThread:
     def probe(self) -> None:
         """Ask the store whether anything due is left.
 
-        ``probes`` grows by one when the answer is there; ``is_left`` tells it then.
+        When the answer is there, ``probes`` has grown by one and ``is_left`` has the answer.
         """
         self._is_probing = self._news = True
         self._subscription.wake()
 
     def stop_claiming(self, seconds: float) -> bool:
-        """Claim no more, and wait so long for a claim under way; whether none is left."""
+        """Claim no more, and wait so long for a claim under way. Returns whether none
+        is under way.
+        """
         with self._rests:
             self._may_claim = False
             # ``_may_claim`` is read under this lock when a claim begins, so no claim can begin
-            # after this has returned true.
+            # after this has returned True.
             until = self._now() + seconds
             is_at_rest = self._rests.wait_for(lambda: not self._is_busy, seconds)
         return is_at_rest and self._payloads.wait(max(0.0, until - self._now()))
 
     def end(self, *, with_maintenance: bool) -> None:
-        """Let the thread end once all is settled; :meth:`join` waits for that.
+        """End the thread once everything is settled; :meth:`join` waits for that.
 
-        Without ``with_maintenance`` a task of maintenance that is under way is cut short.
+        Without ``with_maintenance``, a maintenance task that is under way is cut short.
         """
         self._may_claim = False
         self._ends = True
@@ -252,20 +265,22 @@ class StoreThread:
         self._subscription.wake()
 
     def join(self, seconds: float) -> None:
-        """Wait so long for the thread to end; then it gives up what the store has not taken."""
+        """Wait so long for the thread to end. Then give up settlements that the store has not
+        taken.
+        """
         if self._thread is not None:
             self._thread.join(seconds)
             self._gives_up = True
             self._over.set()
             self._stop_maintenance()
             self._subscription.wake()
-            # A thread inside a call of the store cannot be ended. It is a daemon, and is left after
-            # a second.
+            # A thread inside a call of the store cannot be ended. It is a daemon, and is left
+            # behind after a second.
             self._thread.join(1.0)
             self._log_unsettled()
         self._cancels.close()
-        # A thread that hangs in the store may still wait on the subscription; closing it under that
-        # thread would raise there.
+        # A thread that hangs in the store may still wait on the subscription. Closing that would
+        # raise an error in it.
         if self._thread is None or not self._thread.is_alive():
             self._subscription.close()
 
@@ -282,7 +297,7 @@ class StoreThread:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is held, and nothing waits to be written."""
+        """Whether no job is held, and no settlement waits to be written."""
         is_under_way = self.maintenance is not None and self.maintenance.is_under_way
         is_written = not self._settlements and not self._is_busy
         return is_written and not is_under_way and not self.leases.claims
@@ -294,26 +309,29 @@ class StoreThread:
             self._sleep()
 
     def _hear_cancels(self) -> None:
-        """In a thread of its own, which only waits: a look costs a call, so nobody looks for news.
+        """Wait for notifications of cancellations, in a thread of its own.
 
-        A notification before the first claim, or for another worker's job, costs one look, too.
+        It reads nothing before a notification comes, because each read costs a call. A notification
+        before the first claim, or for another worker's job, costs one read, too.
         """
         while not self._gives_up:
             if self._cancels.wait(MAX_CANCEL_WAIT):
                 self._has_cancel_request = True
                 self._subscription.wake()
             else:
-                self._over.wait(CANCEL_PAUSE)  # one that was closed with the store waits no more
+                # The subscription was closed with the store, so nothing more will come.
+                self._over.wait(CANCEL_PAUSE)
 
     def run_once(self) -> bool:
-        """One round: settle and claim, renew leases, maintain. Whether another round follows.
+        """Do one round: settle and claim, renew leases, maintain. Returns whether another round
+        follows.
 
         An error of the store is an outage: settlements that were not written are kept for the next
         round. Only a store that is broken for good ends the thread.
         """
         try:
             was_asked = self._do_due()
-            # A worker that leaves may have had nothing to ask: that proves no recovery.
+            # A worker that stops may have had nothing to ask, and that proves no recovery.
             if self._failures and was_asked:
                 self._recovered()
         except StoreBrokenError:
@@ -325,13 +343,15 @@ class StoreThread:
         return not self._ends or bool(self._settlements)
 
     def _do_due(self) -> bool:
-        """One exchange, if there is any, then what else is due; whether the store was asked."""
+        """Do one exchange if there is a reason, then what else is due. Returns whether the store
+        was called.
+        """
         self._check_clock()
         began = self._began = self._now()
         self._check_outage()
         with self._lock:
-            # Decided and marked as busy in one hold of the lock: ``stop_claiming`` must not find a
-            # claim that was decided on and is not under way yet.
+            # Decided and marked as busy under one hold of the lock: ``stop_claiming`` must not miss
+            # a claim that was decided on and is not under way yet.
             settlements, self._settlements = self._settlements, []
             request = self._due_request()
             self._is_busy = True
@@ -342,16 +362,17 @@ class StoreThread:
                 is_delivered = self._exchange(settlements, request)
         finally:
             with self._rests:
-                # What was not written goes back to the front: outcomes reach the store in order.
+                # Settlements that were not written go back to the front, because outcomes reach the
+                # store in order.
                 self._settlements[:0] = settlements
                 self._is_busy = False
                 self._rests.notify_all()
         self._check_for_stall(began)
         next_at = min(self.leases.next_at, self._maintenance_at or 0.0)
         if is_delivered and not self._has_cancel_request and self._now() < next_at:
-            return True  # let the loop run the claimed jobs at once: nothing else is due yet
+            return True  # Let the loop run the claimed jobs at once: nothing else is due yet.
         if self._has_cancel_request:
-            # Before the look: what comes meanwhile leads to another.
+            # Before the read: what comes meanwhile leads to another read.
             self._has_cancel_request = False
             self.leases.look_for_cancels()
         self.leases.renew_due(self._now())
@@ -363,7 +384,8 @@ class StoreThread:
                 self.maintenance.tell_record()
         if self.maintenance is not None and not self._ends:
             self._maintenance_at = self.maintenance.run(self._now())
-            is_asked = is_asked or not self._ends  # an end may have cut the tasks short
+            # The end of the worker may have cut the tasks short.
+            is_asked = is_asked or not self._ends
         return is_asked
 
     def _stop_maintenance(self) -> None:
@@ -371,7 +393,7 @@ class StoreThread:
             self.maintenance.stop()
 
     def _check_clock(self) -> None:
-        """Notice when the store's clock was set: leases then look expired, or endless."""
+        """Notice that the store's clock was set: leases then look expired, or endless."""
         offset = self.store.now() - self._now()
         if abs(offset - self.offset) > self._settings.claimed_for / 3:
             logger.warning("the store's clock jumped by %.1f s", offset - self.offset)
@@ -382,10 +404,11 @@ class StoreThread:
         self.offset = offset
 
     def _check_outage(self) -> None:
-        """Put off rescues after an outage in which other workers could not renew either.
+        """Put off rescues after an outage in which other workers could not renew their leases
+        either.
 
         A short outage ends no lease, and then a rescue need not wait. Half the length of a stall
-        counts as long already: other workers may notice the store's return a little later.
+        already counts as long, because other workers may notice the store's return a little later.
         """
         if self.maintenance is None or not self._failures:
             return
@@ -393,7 +416,9 @@ class StoreThread:
         (self.maintenance.restart_all if is_long else self.maintenance.run_soon)()
 
     def _check_for_stall(self, since: float) -> None:
-        """Put off rescues when the store hung: other workers hung too, and have to renew first."""
+        """Put off rescues when a call of the store hung: other workers' calls hung, too, and they
+        have to renew first.
+        """
         if self.maintenance is not None and is_stall(
             self._now() - since, self._settings.claimed_for
         ):
@@ -406,16 +431,16 @@ class StoreThread:
         slots = self._slots.free()
         if not slots and not self._is_probing:
             return None
-        # Also now and then by a worker that never comes to rest: nothing else tells it of jobs that
-        # wait for a handler.
+        # Also now and then in a worker that is always busy: nothing else tells it of jobs that wait
+        # for a handler.
         is_late = self._now() >= self._thorough_at
         is_thorough = self._is_probing or is_due or self._next_at is None or is_late
         return self._make_request(slots, is_thorough)
 
     def _exchange(self, settlements: list[Settlement], request: ClaimRequest | None) -> bool:
-        """Settle and claim in one commit; whether jobs were handed to the loop.
+        """Settle and claim in one commit. Returns whether jobs were handed to the loop.
 
-        What is written is taken off the list.
+        Settlements that were written are removed from the list.
         """
         # Cleared before the call: a notification that comes while the store works may be of a job
         # that this claim does not see, and must lead to another claim.
@@ -435,7 +460,9 @@ class StoreThread:
         return request is not None and self._take(request, claimed)
 
     def _settle_apart(self, settlements: list[Settlement]) -> None:
-        """Settle one by one, so that an outcome the store refuses holds back no other."""
+        """Settle one by one, so that an outcome that the store refuses does not hold back the
+        others.
+        """
         while settlements:
             one = settlements[:1]
             try:
@@ -449,7 +476,9 @@ class StoreThread:
             del settlements[0]
 
     def _give_up(self, settlement: Settlement, error: StoreError) -> None:
-        """Let the lease of a refused outcome end: a rescue then runs the job again, or ends it."""
+        """Let the lease of a refused outcome expire. A rescue then runs the job again,
+        or ends it.
+        """
         self.leases.drop([settlement])
         self.counters["refused"] += 1
         text = "job %s: the store refuses its outcome, and the job will be rescued: %s"
@@ -478,7 +507,8 @@ class StoreThread:
     def _take(self, request: ClaimRequest, claimed: ClaimResult) -> bool:
         now = self._now()
         wait = None if claimed.next_at is None else claimed.next_at - self.store.now()
-        # Some commits bring no notification, such as those of other programs: poll for them.
+        # Some commits bring no notification, such as those of other programs, so the store is
+        # polled for them.
         soonest = now + self._settings.poll
         self.due_at = None if wait is None else now + max(0.0, wait)
         self._next_at = soonest if self.due_at is None else min(soonest, self.due_at)
@@ -488,7 +518,7 @@ class StoreThread:
         with self._lock:
             is_filled = self._slots.take(request.slots, by_executor(request, claimed.jobs))
             self._news = self._news or is_filled
-        if request.wants_more:  # only such a claim looks at what it cannot take
+        if request.wants_more:  # Only a thorough claim reads what the worker cannot take.
             self.is_left = claimed.more
             self._thorough_at = soonest
             self._note_lanes(request, claimed.handler_lanes)
@@ -503,7 +533,7 @@ class StoreThread:
             decode_claims(claims, self._codec)
             if any(claim.job.uses is not None for claim in claims):
                 hand_over(claims, self._results())
-            # A worker that dies here has begun nothing: the leases expire, and a rescue finds
+            # A worker that dies here has begun no job: the leases expire, and a rescue finds
             # deliveries without an attempt.
             failpoint("worker.claimed")
             if claims:
@@ -511,7 +541,7 @@ class StoreThread:
         return bool(claimed.jobs)
 
     def _begun_fetches(self, claims: list[Claim]) -> list[Claim]:
-        """Have payloads fetched that may be in an object store; the other claims."""
+        """Start fetching payloads that may be in an object store. Returns the other claims."""
         slow: list[Claim] = []
         ready: list[Claim] = []
         for claim in claims:
@@ -522,15 +552,19 @@ class StoreThread:
         return ready
 
     def _fetch(self, claims: list[Claim]) -> None:
-        """Make claims ready whose payloads may be in an object store, and deliver each at once."""
+        """Fetch the payloads of claims from the object store, and deliver each claim as soon as it
+        is ready.
+        """
         for claim in claims:
-            # A worker that stops, or has lost the job meanwhile, needs no arguments any more.
+            # A worker that stops, or has lost the job meanwhile, does not need the arguments any
+            # more.
             if not self._may_claim or claim.lost:
                 claim.outcome = Released()
             else:
                 self._make_ready(claim)
             self._deliver([claim])
-            if claim.cancel is not None:  # it was asked for before the loop knew the claim
+            # The cancellation was requested before the loop knew the claim.
+            if claim.cancel is not None:
                 self.leases.when_cancelled()
 
     def _make_ready(self, claim: Claim) -> None:
@@ -538,7 +572,7 @@ class StoreThread:
             decode_claims([claim], self._codec)
             if claim.job.uses is not None:
                 hand_over([claim], self._results())
-        except Exception:  # the job goes back, and the worker goes on
+        except Exception:  # The job goes back, and the worker continues.
             logger.exception("job %s: its payload was not read", claim.job.id)
             claim.outcome = Released()
 
@@ -546,7 +580,9 @@ class StoreThread:
         return results_reader(self.store, MAX_ARGUMENTS, self._fresh.known)
 
     def _note_lanes(self, request: ClaimRequest, lanes: tuple[str, ...]) -> None:
-        """Note in which lanes of handlers jobs wait; ask again at once if that brings something."""
+        """Note in which lanes of handlers jobs wait. Claim again at once if that may
+        bring a job.
+        """
         if lanes != self.handler_lanes:
             self.handler_lanes = lanes
             self._news = self._news or self._make_request({}, False).handlers != request.handlers
@@ -568,8 +604,8 @@ class StoreThread:
             until.append(self._next_at)
         if self._failures:
             wait = OUTAGE_BACKOFF.delay(self._failures - 1, roll())
-            # Other workers rescue nothing for one lease after the store is back. Ask often enough
-            # to renew within that time, or this worker's jobs are taken away.
+            # Other workers rescue nothing for one lease after the store is back. Call it often
+            # enough to renew within that time, or this worker's jobs are taken away.
             self._sit_out(now + min(wait, self._settings.claimed_for / 3))
         elif self._subscription.wait(max(0.0, min(until) - now)):
             self._news = True
@@ -578,7 +614,7 @@ class StoreThread:
     # ---- a store that is away ----
 
     def _sit_out(self, until: float) -> None:
-        """Wait out the backoff of an outage; notifications do not shorten it."""
+        """Wait out the backoff of an outage. Notifications do not shorten it."""
         while (now := self._now()) < until and not self._gives_up:
             if self._ends:
                 until = min(until, now + SHUTDOWN_RETRY_INTERVAL)
@@ -586,20 +622,21 @@ class StoreThread:
 
     def _outage(self, error: Exception) -> None:
         if self._gives_up:
-            return  # the worker has left, and may have closed the store under this call
+            return  # The worker has stopped, and may have closed the store during this call.
         if not isinstance(error, ErgonError):
             logger.error("the store raised something unexpected", exc_info=error)
         self._failures += 1
         if self._failures == 1:
             self._away_since = self._began
         self.leases.renew_soon()
-        self._check_outage()  # makes maintenance due, so that the next round asks for certain
+        # Makes maintenance due, so that the next round calls the store for certain.
+        self._check_outage()
         if self._failures == 1:
             self.counters["outages"] += 1
             self._report("store.lost", {"error": str(error)})
         if str(error) not in self._reasons and len(self._reasons) < MAX_LOGGED_REASONS:
-            # The first error is often a symptom ("connection lost"), and a later one the cause
-            # ("password is wrong"): each reason is logged once.
+            # The first error is often a symptom ("connection lost") and a later one the cause
+            # ("password is wrong"), so each reason is logged once.
             self._reasons.add(str(error))
             logger.error(_OUTAGE[_is_moved(error)], error)
 
@@ -618,12 +655,14 @@ _OUTAGE = {
 
 
 def _is_moved(error: BaseException) -> bool:
-    """Whether the store was shut after a move; it may be opened again, so it is asked again."""
+    """Whether the store was shut after a move. It may be opened again, so the worker
+    keeps asking.
+    """
     return isinstance(error, StoreError) and bool(error.details.get("moved_to"))
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Whether the store answered that it will never take this value; retrying is of no use."""
+    """Whether the store answered that it will never take this value, so that a retry is useless."""
     return isinstance(error, StoreError) and bool(error.details.get("is_refused"))
 
 

@@ -34,11 +34,11 @@ _FORMS = (
 def open_store(
     url: str, *, clock: Clock | None = None, read_only: bool = False, half_moved: bool = False
 ) -> FullJobStore:
-    """Open the job store that a URL names; the caller closes it.
+    """Open the job store that a URL names. The caller closes it.
 
-    Without a ``clock``, a server's own is used, or else this machine's. With ``read_only`` a store
-    that is there is only looked at: no lock is taken, no table made. One into which a move has not
-    ended, or that was shut after one, is opened for a move alone, which says ``half_moved``.
+    Without a ``clock``, a server's own is used, or else this machine's. With ``read_only`` an
+    existing store is only read: no lock is taken and no table is made. A store into which a move
+    has not ended, or that was shut after one, is opened only for a move, which says ``half_moved``.
     """
     substitute: FullJobStore | None = find_substitute("jobs", url)
     if substitute is not None:
@@ -57,9 +57,10 @@ def open_store(
 
 
 def make_marked(url: str, state: bytes) -> None:
-    """Make a store on a server with a move state in it; one that is there stays as it is.
+    """Make a store on a server with a move state in it. An existing store stays as it is.
 
-    So it is refused to everybody else from its first moment. New files are announced beside them.
+    Other programs are so refused from its first moment on. A new file is announced by a file beside
+    it.
     """
     kind, _ = check_url(url)
     if find_substitute("jobs", url) is not None:
@@ -75,7 +76,7 @@ def make_marked(url: str, state: bytes) -> None:
 
 
 def refuse_moved(store: FullJobStore, url: str) -> None:
-    """Refuse a store that a move has not filled yet, or whose jobs went elsewhere."""
+    """Refuse a store that a move has not filled yet, or whose jobs were moved elsewhere."""
     state = move_state_of(store)
     refuse_unusable(state, store_operand(url))
     file = file_of(url)
@@ -101,9 +102,10 @@ def _opened(url: str, clock: Clock | None, *, read_only: bool) -> FullJobStore:
 
 
 def check_url(url: str) -> tuple[str, str]:
-    """The kind of store and what follows it, refused when they name no job store.
+    """The kind of store and what follows it in the URL. Refused if the URL names no job store.
 
-    Nothing is opened; a driver that is missing is told, and a file that the URL names.
+    Nothing is opened. It is refused, too, if a driver is missing, or if a file that the URL names
+    cannot be read.
     """
     kind, rest = taken_apart(url, _KNOWN, _FORMS, "jobs")
     if kind == "sqlite":

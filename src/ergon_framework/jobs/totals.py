@@ -1,8 +1,8 @@
-"""What a worker has done since it started, by queue: outcomes, and how long attempts took.
+"""Counts what a worker has done since it started, by queue: outcomes, and how long attempts took.
 
 A heartbeat carries the totals to the store, and ``/metrics`` of a server adds up those of all
-workers. They only grow, so that whoever missed a heartbeat has lost nothing at the next. A worker
-that ends leaves them behind in a record of its own, for a while.
+workers. Totals only grow, so a reader that misses a heartbeat has lost nothing at the next. A
+worker that ends leaves its totals behind in a record of its own, for a while.
 """
 
 from __future__ import annotations
@@ -19,24 +19,30 @@ from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.ports.jobstore import ENDED, JobAdmin, WorkerRecord
 
 OUTCOMES = ("completed", "retrying", "failed", "held", "released", "cancelled")
-"""What becomes of a job after an attempt; ``failed`` is dead-lettered."""
+"""The outcomes of an attempt; ``failed`` is dead-lettered."""
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
-"""Seconds: the upper ends of the buckets of a histogram."""
+"""The upper bounds of the buckets of a histogram, in seconds."""
 MAX_QUEUES = 200
-"""Queues that are told apart; users choose names without a limit, and a heartbeat must stay small.
+"""How many queues are counted separately. Users choose names without a limit, and a heartbeat must
+stay small.
 """
 OTHERS = "(others)"
-"""What all further queues are counted under."""
+"""The name under which all further queues are counted."""
 
 
 ENDED_KEPT = 1800.0
-"""Seconds that the totals of a worker that has ended are kept: scrapes come more often."""
+"""Seconds for which the totals of a worker that has ended are kept; scrapes come more often."""
 _MARK = f" {ENDED} "
-_COMPLETED = JobStatus.COMPLETED  # a name, as Python 3.11 is slow to look a member up
+# Its name, because Python 3.11 is slow to look up a member of an enum.
+_COMPLETED = JobStatus.COMPLETED
 
 
 def ended_record(record: WorkerRecord) -> WorkerRecord:
-    """What a worker leaves behind. The next worker may have its name, and must not replace it."""
+    """The record that a worker leaves behind.
+
+    Its key is not the worker's name: the next worker may have that, and must not replace the
+    record.
+    """
     return WorkerRecord(
         id=f"{record.id}{_MARK}{record.started_at!r}",
         host=record.host,
@@ -64,21 +70,21 @@ def recycled_of(executors: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def worker_id(record: WorkerRecord) -> str:
-    """The name of the worker that a record is of."""
+    """The name of the worker that a record belongs to."""
     return record.id.rpartition(_MARK)[0] if record.has_ended else record.id
 
 
 def outcome_of(transition: Transition) -> str:
-    """The word for what became of a job."""
+    """The word for the outcome of a job."""
     status = transition.status
-    if status is _COMPLETED:  # nearly all: to ask an enum for its value takes longer
+    if status is _COMPLETED:  # Nearly all jobs: asking an enum for its value takes longer.
         return "completed"
     is_excused = transition.event in ("held", "released") and not status.is_final
     return transition.event if is_excused else status.value
 
 
 class _QueueTotals:
-    """Those of one queue."""
+    """The totals of one queue."""
 
     __slots__ = ("buckets", "outcomes", "seconds")
 
@@ -89,13 +95,15 @@ class _QueueTotals:
 
 
 class WorkerTotals:
-    """Counted by the thread that settles jobs, read by the one that writes heartbeats."""
+    """The totals of a worker. The thread that settles jobs counts, and the one that writes
+    heartbeats reads.
+    """
 
     def __init__(self) -> None:
         self._queues: dict[str, _QueueTotals] = {}
 
     def count(self, queue: str, outcome: str, seconds: float | None) -> None:
-        """One attempt, and how long it took if it was made."""
+        """Count one outcome, and the duration of its attempt if there was one."""
         totals = self._queues.get(queue) or self._new_queue(queue)
         totals.outcomes[outcome] = totals.outcomes.get(outcome, 0) + 1
         if seconds is not None:
@@ -108,7 +116,7 @@ class WorkerTotals:
         return self._queues.setdefault(name, _QueueTotals())
 
     def document(self) -> dict[str, Any]:
-        """As a heartbeat carries them."""
+        """The totals as a heartbeat carries them."""
         return {
             queue: {
                 "outcomes": dict(totals.outcomes),
@@ -122,9 +130,9 @@ class WorkerTotals:
 class DrainTotals:
     """What the drains of this process have done with one store.
 
-    They leave one record behind, which grows, as a worker does that has ended. Another one is begun
-    when nothing was told for long, and the last may have been deleted: whoever adds up would count
-    its numbers twice.
+    They leave one record behind, which grows, like that of a worker that has ended. Another record
+    is begun when nothing was written for long and the last may have been deleted; otherwise a
+    reader that adds up would count its numbers twice.
     """
 
     def __init__(self) -> None:
@@ -137,7 +145,9 @@ class DrainTotals:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """In a process that was just forked: a thread of the parent may have held the lock."""
+        """Make a new lock in a forked process, because a thread of the parent may have held the old
+        one.
+        """
         self._lock = threading.Lock()
 
     def begin(self, now: float) -> None:
@@ -150,14 +160,14 @@ class DrainTotals:
                 self._started_at, self._totals = now, WorkerTotals()
 
     def count(self, queue: str, outcome: str, seconds: float | None) -> None:
-        """One attempt, and how long it took if it was made."""
+        """Count one outcome, and the duration of its attempt if there was one."""
         with self._lock:
             self._totals.count(queue, outcome, seconds)
             self._is_recorded = False
 
     def leave(self, store: JobAdmin, now: float, version: str) -> None:
-        """Write what is new, and delete what others left behind long ago."""
-        with self._lock:  # also while it is written: a number must not go down
+        """Write the new totals, and delete records that others left long ago."""
+        with self._lock:  # Held also while writing, because a number must not go down.
             if self._is_recorded:
                 return
             host = socket.gethostname()
@@ -177,7 +187,7 @@ class DrainTotals:
 
 
 def delete_ended(store: JobAdmin, now: float) -> None:
-    """Delete what workers left behind so long ago that every scrape has seen it."""
+    """Delete records of ended workers that are so old that every scrape has read them."""
     for each in store.ended_workers():
         if each.seen_at < now - ENDED_KEPT:
             store.heartbeat(gone_record(each))
@@ -196,9 +206,9 @@ def gone_record(record: WorkerRecord) -> WorkerRecord:
 
 
 def numbers_of(document: Any) -> tuple[float, ...] | None:
-    """The totals of one queue in a row: outcomes, buckets, seconds; None when they are others.
+    """The totals of one queue in a row: outcomes, buckets, seconds. None if they have another form.
 
-    A worker of another version may tell of other buckets.
+    A worker of another version may have other buckets.
     """
     if not isinstance(document, Mapping):
         return None

@@ -1,7 +1,7 @@
 """The spans of a job: ``job.enqueue`` where it is stored, ``job.run`` for each attempt.
 
-An attempt hangs below the enqueuing, so that retries stand side by side, and is what the executor's
-span hangs below. A job that brought no trace has none.
+The span of an attempt is a child of the enqueuing span, so that retries stand side by side, and it
+is the parent of the executor's span. A job without a trace context has no spans.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ergon_framework.telemetry.tracing import (
 
 
 def is_observed() -> bool:
-    """Whether an enqueue is part of a trace or an attempt, or anybody is to hear of it."""
+    """Whether an enqueue is part of a trace or an attempt, or a listener wants to know of it."""
     return (
         tracer() is not None
         or get_current_span() is not INVALID_SPAN
@@ -54,14 +54,16 @@ def is_observed() -> bool:
 def enqueue_span(
     options: Mapping[str, Any], *, begins: bool = True
 ) -> AbstractContextManager[Span]:
-    """The span in which jobs are stored; many at once begin no trace, since they share nothing."""
+    """The span in which jobs are stored. Many jobs stored at once begin no trace, because they
+    share nothing.
+    """
     given = options.get("trace_context")
     carrier = given if isinstance(given, Mapping) else None
     return span_at_edge("job.enqueue", SpanKind.PRODUCER, {}, carrier, begins=begins)
 
 
 def with_trace_context(span: Span, options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options of a job whose own trace context, if it was given one, goes on below a span."""
+    """The options of a job whose own trace context, if it has one, is continued below a span."""
     given = options.get("trace_context")
     if not isinstance(given, Mapping) or not span.is_recording():
         return options
@@ -69,7 +71,7 @@ def with_trace_context(span: Span, options: Mapping[str, Any]) -> Mapping[str, A
 
 
 def describe_enqueue(span: Span, job: NewJob, job_id: str, *, is_new: bool) -> None:
-    """What was stored, or was there already."""
+    """Describe in the span what was stored, or that a duplicate was found."""
     span.set_attribute("rrq.job_id", job_id)
     span.set_attribute("rrq.function", job.handler)
     span.set_attribute("rrq.queue", job.queue)
@@ -78,9 +80,10 @@ def describe_enqueue(span: Span, job: NewJob, job_id: str, *, is_new: bool) -> N
 
 
 def firing(schedule: str, jobs: Sequence[NewJob]) -> tuple[list[NewJob], list[Span]]:
-    """The jobs of a schedule, each in a trace of its own, and spans to end once they are stored.
+    """The jobs of a schedule, each in a trace of its own, and the spans to end once they are
+    stored.
 
-    Several workers may try to fire; the spans of those who come too late are never ended.
+    Several workers may try to fire. The spans of those that come too late are never ended.
     """
     spans = [_fire_span(schedule, job) for job in jobs]
     traced = [
@@ -98,13 +101,13 @@ def _fire_span(schedule: str, job: NewJob) -> Span | None:
 
 
 def fired(spans: Sequence[Span]) -> None:
-    """The jobs are stored."""
+    """End the spans, now that the jobs are stored."""
     for span in spans:
         end_span(span)
 
 
 def set_out(claim: Claim, worker: str) -> dict[str, str] | None:
-    """Begin the span of an attempt; the trace context that its executor is given."""
+    """Begin the span of an attempt. Returns the trace context that its executor is given."""
     job = claim.job
     carrier = job.trace_context
     if carrier:
@@ -121,21 +124,20 @@ def set_out(claim: Claim, worker: str) -> dict[str, str] | None:
             carrier = {**carrier, **trace_headers(claim.span)}
     if job.correlation_id is None:
         return carrier
-    # Version 1 of the protocol has no other place for it.
+    # Version 1 of the protocol has no other field for it.
     return {**(carrier or {}), "correlation_id": job.correlation_id}
 
 
 def request_carrier(claim: Claim, settler: Settler, worker: str) -> dict[str, str] | None:
-    """The trace context of a request, with the job's attempts if it has only one.
+    """The trace context of a request, with the job's number of attempts if that is one.
 
-    A provider call inside a handler does not retry by itself when the job is retried as a whole;
-    with ``ATTEMPTS`` of 1 it knows that it may. Version 1 of the protocol has no other field for
-    it.
+    A provider call inside a handler does not retry by itself when the job is retried as a whole. An
+    ``ATTEMPTS`` of 1 tells it that it may. Version 1 of the protocol has no other field for this.
     """
     job = claim.job
     is_single = settler.rule_of(job).retry.attempts == 1
     if not is_single and job.trace_context is None and job.correlation_id is None:
-        return None  # most jobs: nothing is begun, and there is nothing to tell
+        return None  # Most jobs have no span, and nothing is to be done.
     carrier = set_out(claim, worker)
     if is_single == (carrier is not None and ATTEMPTS in carrier):
         return carrier

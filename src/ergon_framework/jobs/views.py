@@ -1,4 +1,4 @@
-"""Jobs, queues, workers and schedules as plain values: the one form in which they are shown."""
+"""Jobs, queues, workers and schedules as plain values, for every place that shows them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ergon_framework.jobs.settings import JobsSettings
 
 SILENT_AFTER = 60.0
-"""Seconds after which a worker that has told nothing counts as gone."""
+"""Seconds after which a worker that has sent no heartbeat counts as gone."""
 _decode = msgspec.json.decode
 
 
@@ -29,10 +29,10 @@ def job_view(
     workers: Iterable[WorkerRecord] = (),
     problems: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Everything there is to know about a job; what it leaves open is as the settings say.
+    """Everything that is known of a job. Fields that it leaves open come from the settings.
 
-    ``workers`` know how far a running job is. ``problems``: why its arguments or its result cannot
-    be had.
+    ``workers`` have the progress of running jobs. ``problems`` say why its arguments or its result
+    cannot be read.
     """
     rule = settings.rule(job.max_attempts, job.max_deliveries)
     return {
@@ -75,8 +75,8 @@ def job_view(
 
 
 def _payload_view(job: Job, problems: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments and result; what is encrypted, and no key opened it, is shown as such."""
-    job = decoded_job(job, PLAIN)  # what is only compressed needs no key
+    """The arguments and the result. Encrypted ones that no key opened are marked as encrypted."""
+    job = decoded_job(job, PLAIN)  # A payload that is only compressed can be read without a key.
     view = {
         "args": decoded(job.args),
         "kwargs": decoded(job.kwargs),
@@ -92,7 +92,7 @@ def _payload_view(job: Job, problems: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _unique_view(job: Job) -> dict[str, Any]:
-    """In which states a job holds its unique key, and until when after its end."""
+    """The states in which a job holds its unique key, and until when it holds it after its end."""
     rule = job.unique
     if rule is None:
         return {}
@@ -101,15 +101,15 @@ def _unique_view(job: Job) -> dict[str, Any]:
 
 
 def _label_view(job: Job) -> dict[str, Any]:
-    """By what a job can be found."""
+    """The tags and metadata by which a job can be found."""
     labels = {"tags": list(job.tags), "metadata": job.metadata}
     return {name: value for name, value in labels.items() if value}
 
 
 def progress_of(job: Job, workers: Iterable[WorkerRecord]) -> dict[str, Any] | None:
-    """How far a running job is: ``fraction``, ``message``, ``at``; None if nobody has told.
+    """The progress of a running job: ``fraction``, ``message``, ``at``. None if there is none.
 
-    Only its present claim counts: what an earlier attempt told, at another worker or at the same,
+    Only its present claim counts: what an earlier attempt reported, from this or another worker,
     says nothing about this one.
     """
     if job.status is not JobStatus.ACTIVE:
@@ -134,7 +134,7 @@ def _progress_view(job: Job, workers: Iterable[WorkerRecord]) -> dict[str, Any]:
 
 
 def _cancel_view(job: Job) -> dict[str, Any]:
-    """Who wants a running job cancelled, since when and why."""
+    """Who asked to cancel a running job, since when and why."""
     request = job.cancel_request
     if request is None:
         return {}
@@ -156,7 +156,7 @@ def _step_view(job: Job) -> dict[str, Any]:
 
 
 def executor_of(job: Job, settings: JobsSettings) -> str:
-    """The executor that runs a job: the one it names, its queue's, or the default."""
+    """The executor that runs a job: the one that the job names, its queue's, or the default."""
     named = job.executor.partition("#")[0] or route(job.handler)[0]
     return named or settings.routes.get(job.queue) or settings.default_executor
 
@@ -174,7 +174,9 @@ def entries(job: Job) -> Iterator[dict[str, Any]]:
 
 
 def last_entry_with(job: Job, name: str) -> dict[str, Any] | None:
-    """The last event of the job's history that tells this, if that is one of its latest life."""
+    """The last event of the job's history with this name, if it belongs to the job's
+    present run.
+    """
     latest: dict[str, Any] | None = None
     for entry in entries(job):
         if entry.get("event") in ("requeued", "completed", DISCARDED):
@@ -185,13 +187,13 @@ def last_entry_with(job: Job, name: str) -> dict[str, Any] | None:
 
 
 _EARLIEST, _LATEST = -62_167_219_200.0, 253_402_300_799.0
-"""The first and the last second that such a text can name."""
+"""The first and the last second that such text can represent."""
 
 
 def moment(at: float | None) -> str | None:
-    """An instant as RFC 3339 text; one that no such text can name is the nearest that one can.
+    """An instant as RFC 3339 text. One beyond the range of such text becomes the nearest that fits.
 
-    A row may be of a program of somebody else: it must not keep all others from being shown.
+    A row may have been written by another program, and must not keep all others from being shown.
     """
     return None if at is None else format_rfc3339(min(max(at, _EARLIEST), _LATEST))
 
@@ -205,7 +207,7 @@ def decoded(text: bytes) -> Any:
 
 
 def queue_limits_view(queue: Queue) -> dict[str, Any]:
-    """What holds a queue back."""
+    """The limits that hold a queue back."""
     return {
         "name": queue.name,
         "paused": queue.is_paused,
@@ -223,7 +225,7 @@ def queue_views(
     queues: Iterable[Queue], named: Iterable[Named], workers: Sequence[WorkerRecord], now: float
 ) -> list[dict[str, Any]]:
     """Queues, each with what it needs and no worker has: executors and handlers of its due jobs,
-    and the version that it is pinned to.
+    and the version to which it is pinned.
     """
     missing = missing_executors(named, workers, now)
     queues = list(queues)
@@ -243,7 +245,7 @@ def queue_views(
 def missing_executors(
     named: Iterable[Named], workers: Sequence[WorkerRecord], now: float
 ) -> list[Named]:
-    """The executors that due jobs name and no living worker has; the same for lanes of handlers."""
+    """The executors that due jobs name and no live worker has; likewise for lanes of handlers."""
     alive = [each for each in workers if now - each.seen_at < SILENT_AFTER]
     there = {name for each in alive for name in (*each.executors, *each.serves)}
     return [each for each in named if each.executor not in there]
@@ -252,15 +254,15 @@ def missing_executors(
 def without_version(
     pins: Mapping[str, str], workers: Sequence[WorkerRecord], now: float
 ) -> dict[str, str]:
-    """Of queues that are pinned to versions: those whose version no living worker runs."""
+    """The pinned queues whose version no live worker runs."""
     there = {each.app_version for each in workers if now - each.seen_at < SILENT_AFTER}
     return {queue: version for queue, version in pins.items() if version not in there}
 
 
 def unsynced(store: JobStore) -> str | None:
-    """Why what a store acknowledges may be lost; None when it is on disk.
+    """Why acknowledged writes of the store may be lost. None when they are on disk.
 
-    One in memory has the jobs of this process alone, or stands for a file that nobody made yet.
+    A store in memory has the jobs of this process only, or stands for a file that was not made yet.
     """
     from ergon_framework.jobs.stores.memory import MemoryJobStore
 
@@ -281,7 +283,7 @@ def queue_view(queue: Queue, missing: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def worker_view(record: WorkerRecord, now: float) -> dict[str, Any]:
-    """A worker; one that has told nothing for long is ``silent``."""
+    """A worker. One that has sent no heartbeat for long is ``silent``."""
     pools = [each for each in record.executors.values() if isinstance(each, dict)]
     return {
         "id": record.id,
@@ -300,12 +302,12 @@ def worker_view(record: WorkerRecord, now: float) -> dict[str, Any]:
 
 
 def worker_state(record: WorkerRecord, now: float) -> str:
-    """What a worker says of itself, unless it has been silent for too long."""
+    """The state that a worker reports, unless its last heartbeat is too old."""
     return record.state if now - record.seen_at < SILENT_AFTER else "silent"
 
 
 def schedule_view(schedule: Schedule) -> dict[str, Any]:
-    """A cron schedule; the arguments of its job stay out."""
+    """A cron schedule, without the arguments of its job."""
     job = decoded(schedule.job) or {}
     return {
         "name": schedule.name,

@@ -26,15 +26,15 @@ from functools import partial
 logger = logging.getLogger("ergon.jobs")
 
 EXIT_TIMEOUT = 5.0
-"""Seconds that the watchdog has to end by itself when the worker leaves."""
+"""Seconds that the watchdog has to exit when the worker stops."""
 MIN_TIMEOUT = 5.0
 """Seconds of silence that a busy machine may cause, however short the lease is."""
 HEARTBEAT_INTERVAL = 0.9
 """Seconds between two heartbeats from the worker to the watchdog."""
 TICK = 0.25
-"""Seconds by which the watchdog counts a silence."""
+"""The unit, in seconds, in which the watchdog counts a silence."""
 _LOADING = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH")
-"""Variables that Python itself may need to start; the watchdog gets no others."""
+"""The variables that Python itself may need to start. The watchdog gets no others."""
 _PROGRAM = """
 import os, select, signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
@@ -103,7 +103,7 @@ class Watchdog:
             is_first = self._process is None and not self._groups
             self._groups.add(group)
             if not self._tell(f"+{group}\n"):
-                self._start()  # it is not running yet, or was killed
+                self._start()  # The watchdog is not running yet, or was killed.
             if is_first:
                 self._ending.set()  # ends the thread of an earlier run
                 self._ending = threading.Event()
@@ -130,10 +130,10 @@ class Watchdog:
                 return
             self._groups.discard(group)
             if self._process is not None and not self._tell(f"-{group}\n"):
-                self._start()  # a process that does not read would kill the group's successor
+                self._start()  # A watchdog that does not read would kill the group's successor.
 
     def close(self) -> None:
-        """End it; what it still watches is killed."""
+        """End the watchdog. Groups that it still watches are killed."""
         self._ending.set()
         with self._lock:
             process, self._process = self._process, None
@@ -148,7 +148,7 @@ class Watchdog:
             process.wait()
 
     def _beat(self, ending: threading.Event) -> None:
-        """Signs of life, until the end; a watchdog that was killed is replaced."""
+        """Send heartbeats until the end, and replace a watchdog that was killed."""
         while not ending.wait(HEARTBEAT_INTERVAL):
             with self._lock:
                 if self._process is not None and not self._tell("\n"):
@@ -185,7 +185,7 @@ class Watchdog:
         try:
             data = text.encode()
             return os.write(self._process.stdin.fileno(), data) == len(data)
-        except OSError:  # it has ended, or does not read
+        except OSError:  # It has ended, or does not read.
             return False
 
 

@@ -1,6 +1,7 @@
-"""Why a job waits, was retried, died or ran twice, in plain words from what is recorded.
+"""Explains why a job waits, was retried, died or ran twice, in sentences made from what is
+recorded.
 
-A pure function: whoever calls it has read the job, its queue and the workers from the store.
+A pure function: its caller has read the job, its queue and the workers from the store.
 """
 
 from __future__ import annotations
@@ -49,27 +50,27 @@ if TYPE_CHECKING:
     from ergon_framework.jobs.settings import JobsSettings
 
 MAX_EVENTS = 10
-"""How many events of a long history are told; the rest is in ``ergon jobs show``."""
+"""How many events of a long history are listed; ``ergon jobs show`` has the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Starters:
-    """What can be started for a job that no worker takes."""
+    """What an operator can start for a job that no worker takes."""
 
     executors: Container[str] = ()
-    """Those that the settings define, so that ``ergon worker`` runs them."""
+    """The executors that the settings define, so that ``ergon worker`` runs them."""
     script: Path | None = None
-    """The script that the job names as its executor, where it was found."""
+    """The script that the job names as its executor, if it was found."""
 
 
 UNKNOWN = Starters()
 
 
 class StepWhy(NamedTuple):
-    """What there is to say about a job as a step of a flow."""
+    """What is to be said about a job as a step of a flow."""
 
     sentences: Sequence[str] = ()
-    is_stopped: bool = False  # no step of its flow starts any more
+    is_stopped: bool = False  # No more steps of its flow will start.
 
 
 NO_STEP = StepWhy()
@@ -86,11 +87,10 @@ def explain_job(
     step: StepWhy = NO_STEP,
     token_at: float | None = None,
 ) -> list[str]:
-    """Sentences: first where the job stands and why, then what led there.
+    """Sentences: first the state of the job and its reason, then what led there.
 
-    ``options`` name the store, for the commands that are told. ``step`` is what a step waits for,
-    and which flow it belongs to. ``token_at`` is when its limit key has a token again: see
-    :func:`token_of`.
+    ``options`` name the store in commands. ``step`` says what a step waits for, and which flow it
+    belongs to. ``token_at`` is when its limit key has a token again: see :func:`token_of`.
     """
     flow = step.sentences
     if step.is_stopped and job.status in (JobStatus.PENDING, JobStatus.RETRYING):
@@ -103,14 +103,14 @@ def explain_job(
 
 
 def is_bound(job: Job) -> bool:
-    """Whether it waits for other steps, or for a signal, and could not be claimed."""
+    """Whether it waits for other steps or for a signal, and could not be claimed."""
     step = job.step
     is_waiting = job.status is JobStatus.PENDING and step is not None
     return is_waiting and step is not None and bool(step.join_id or step.signal)
 
 
 class _Circumstances(NamedTuple):
-    """A job, and all that its state depends on; see :func:`explain_job`."""
+    """A job, and everything that its state depends on; see :func:`explain_job`."""
 
     job: Job
     queue: Queue | None
@@ -118,7 +118,7 @@ class _Circumstances(NamedTuple):
     now: float
     settings: JobsSettings
     options: str
-    start: str  # how a worker is started that would run it
+    start: str  # how to start a worker that would run it
     step: StepWhy
     token_at: float | None
 
@@ -136,7 +136,7 @@ def _state(seen: _Circumstances) -> Iterator[str]:
             yield f"{_completed(job)}, after {counted(job.attempts, 'attempt')}."
         case JobStatus.FAILED:
             yield from _died(job)
-            if not seen.step.is_stopped:  # one of a stopped flow does not come back alone
+            if not seen.step.is_stopped:  # A step of a stopped flow cannot come back alone.
                 requeue = pasteable("dlq requeue", job.id, seen.options)
                 yield f"This sends it back with fresh counters:  {requeue}"
         case JobStatus.CANCELLED:
@@ -151,7 +151,7 @@ def _expiry(job: Job) -> Iterator[str]:
 
 
 def _unique(job: Job, now: float) -> Iterator[str]:
-    """Which key it holds, and until when."""
+    """Which unique key it holds, and until when."""
     rule, key = job.unique, f"the unique key {job.unique_key!r}"
     if job.unique_key is None:
         return
@@ -216,7 +216,7 @@ def _due(seen: _Circumstances) -> Iterator[str]:
 def _pinned(
     queue: Queue, version: str, alive: Sequence[WorkerRecord], start: str, options: str
 ) -> Iterator[str]:
-    """Which version a queue is pinned to, and which versions the living workers run."""
+    """To which version a queue is pinned, and which versions live workers run."""
     text = f"Its queue {queue.name!r} is pinned to version {version!r}"
     unpin = pasteable("queues unpin", queue.name, options)
     lifted = f"This lets workers of any version take its jobs:  {unpin}"
@@ -296,7 +296,7 @@ def _held_by_workers(
     start: str,
     of_version: str,
 ) -> Iterator[str]:
-    """``alive``: the living workers that may claim from its queue."""
+    """``alive``: the live workers that may claim from its queue."""
     executor = executor_of(job, settings)
     if not alive:
         yield f"No worker is alive. {start}"
@@ -368,7 +368,7 @@ def _held_by_pools(pools: Sequence[dict[str, Any]], now: float) -> Iterator[str]
 
 
 def _starting(job: Job, starters: Starters, options: str, version: str | None) -> str:
-    """How a worker is started. One of a script's own runs its jobs, and no other knows them."""
+    """How to start a worker for it. The jobs of a script run only in that script's own worker."""
     executor = job.executor.partition("#")[0] or route(job.handler)[0]
     quoted = None if version is None else shlex.quote(version)
     if not executor or executor in starters.executors:

@@ -1,8 +1,8 @@
 """The worker: claims jobs, has executors run them, and records how each ended.
 
-Two threads. The loop (the thread that calls :meth:`Worker.run`) talks to executor processes and
-never to the store; the store thread talks to the store and to nobody else. Between them go claims
-one way and settlements the other.
+It has two threads. The loop (the thread that calls :meth:`Worker.run`) talks to executor processes
+and never to the store. The store thread talks to the store and to nothing else. Claims go from the
+store thread to the loop, and settlements go back.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ergon.jobs")
 
 MAX_FAILED_STARTS = 4
-"""Failed starts in a row after which a burst no longer waits for an executor."""
+"""How many failed starts in a row a burst waits for an executor."""
 BURST_PROBE_INTERVAL = 0.2
-"""Seconds between two questions of a burst whether anything due is left."""
+"""Seconds between two queries of a burst whether anything due is left."""
 BURST_DUE_WITHIN = 1.0
-"""Seconds that a burst waits for a job that is not due yet."""
+"""Seconds for which a burst waits for a job that is not due yet."""
 NOTICE_OF = dict.fromkeys(JobStatus, "job.returned") | {
     JobStatus.CANCELLED: "job.cancelled",
     JobStatus.COMPLETED: "job.completed",
@@ -79,23 +79,24 @@ NOTICE_OF = dict.fromkeys(JobStatus, "job.returned") | {
 
 
 MAX_TO_WRITE = 64 << 20
-"""Bytes of results that wait for an object store, at which no more jobs are taken: one that does
-not answer would have a worker hold the results of thousands of jobs."""
+"""Bytes of results waiting for an object store at which no more jobs are taken. Without a bound, a
+worker would hold the results of thousands of jobs while the object store does not answer.
+"""
 NO_HANDLERS: Mapping[str, tuple[str, ...]] = {}
 
 
 @dataclass(frozen=True)
 class WorkerTiming:
-    """Intervals and timeouts of a worker that no setting changes, in seconds, and one bound."""
+    """Intervals, timeouts (in seconds) and one bound of a worker that no setting changes."""
 
     shutdown_grace: float = 10.0
-    """How long the last settlements have to reach a store that does not answer."""
+    """How long the last settlements may take to reach a store that does not answer."""
     poll_interval: float = 1.0
     """How long a turn of the loop waits at most without being woken."""
     burst_poll_interval: float = 0.02
-    """The same in a burst, which asks after every turn whether it is over."""
+    """The same in a burst, which checks after every turn whether it is over."""
     held_only_timeout: float = 10.0
-    """After how long a burst leaves when its jobs are only ever held for a short time."""
+    """After how long a burst stops when its jobs are only ever held for a short time."""
     confused_after: float = CONFUSED_AFTER
     """See ``CONFUSED_AFTER``."""
     scheduler_slice: float = MAX_SLICE
@@ -105,7 +106,7 @@ class WorkerTiming:
 
 
 class BurstEnd:
-    """Decides when a burst is over. The worker asks it after every turn of its loop."""
+    """Decides when a burst is over. The worker asks after every turn of its loop."""
 
     def __init__(
         self,
@@ -117,13 +118,15 @@ class BurstEnd:
         *,
         held_only_timeout: float,
     ) -> None:
-        """``settled``: how many jobs were held for no longer than a burst waits, and all others."""
+        """``settled`` returns how many jobs were held for no longer than a burst waits, and how
+        many were settled otherwise.
+        """
         self.error: ErgonError | None = None
         """Why the burst leaves work behind, if it does."""
         self._settled = settled
         self._held_only_timeout = held_only_timeout
-        # At ``_since`` so many jobs had been held, and so many settled otherwise. Both counts start
-        # over whenever a job is settled otherwise than by a short hold.
+        # At ``_since`` so many jobs had been held, and so many settled otherwise. Both counts begin
+        # anew whenever a job is settled otherwise than by a short hold.
         self._others = -1
         self._since = 0.0
         self._held = 0
@@ -131,24 +134,25 @@ class BurstEnd:
         self._pools = pools
         self._store = store
         self._queues = queues
-        self._probes: int | None = None  # the store thread's count when this asked for a probe
+        self._probes: int | None = None  # the store thread's count at the last request for a probe
         self._look_at = 0.0
-        self._leases: dict[str, float] = {}  # of jobs that other workers hold, by job id
-        self._is_nothing_held = False  # by other workers, when this looked last
+        # the expiry of leases that other workers hold, by job id
+        self._leases: dict[str, float] = {}
+        self._is_nothing_held = False  # jobs that other workers held at the last check
 
     def is_over(self, now: float) -> bool:
-        """Whether the worker may leave; ``error`` is set when it leaves work behind.
+        """Whether the worker may stop. ``error`` is set when it leaves work behind.
 
-        A burst is over when two looks in a row find nothing due and nothing held by other workers,
-        with a fresh answer of the store in between.
+        A burst is over when two checks in a row find nothing due and nothing held by other workers,
+        with a new answer of the store in between.
         """
-        # Before the probe below: jobs that are held for milliseconds are always due again, and
-        # would keep a burst for ever.
+        # Before the probe below: jobs that are held for milliseconds are always due again, and a
+        # burst would never end.
         if self._is_only_held(now) and self._is_idle():
             return True
         was_asked = self._probes is not None
         if was_asked and (self._store_thread.probes == self._probes or now < self._look_at):
-            return False  # the store has not answered the probe yet, or has just been asked
+            return False  # The store has not answered the probe yet, or was just asked.
         if not self._is_idle():
             self._probes = None
             self._is_nothing_held = False
@@ -158,21 +162,21 @@ class BurstEnd:
             self._store_thread.probe()
             return False
         self._look_at = now + BURST_PROBE_INTERVAL
-        self._probes = None  # the decision below is made on a fresh answer
+        self._probes = None  # The decision below needs a new answer.
         was_nothing_held, self._is_nothing_held = self._is_nothing_held, False
-        # Something is due that this worker could not claim. It goes on unless no executor of its
+        # Something is due that this worker could not claim. It continues unless no executor of its
         # own can ever take it.
         if self._store_thread.is_left:
             return self._is_hopeless()
         if self._store_thread.handler_lanes and self._is_any_unknown():
-            return False  # jobs wait for handlers that an executor may have which is starting
+            return False  # Jobs wait for handlers that an executor may have which is starting.
         due_at = self._store_thread.due_at
         if due_at is not None and due_at <= now + BURST_DUE_WITHIN:
-            return False  # due soon: a short backoff must not decide what is left behind
+            return False  # Due soon: a short backoff must not decide what is left behind.
         if was_nothing_held:
             return True
         if not self._is_held_elsewhere():
-            # A job that was held at the probe may have been rescued since, and be due: ask again.
+            # A job that was held at the probe may have been rescued since and be due, so ask again.
             self._is_nothing_held = True
             self._look_at = now
         return False
@@ -210,16 +214,17 @@ class BurstEnd:
         return True
 
     def _is_any_unknown(self) -> bool:
-        """Whether an executor has not said yet what it can run, and may still do so."""
+        """Whether an executor has not reported its handlers yet, and may still do so."""
         return any(
             not pool.is_known and pool.gate.failures < MAX_FAILED_STARTS
             for pool in self._pools.values()
         )
 
     def _is_held_elsewhere(self) -> bool:
-        """Whether another worker may be dead with a job in hand: a lease not renewed since before.
+        """Whether another worker may be dead while it holds a job: its lease was not renewed since
+        the last check.
 
-        A lease that was renewed between two looks belongs to a worker that lives; this burst need
+        A lease that was renewed between two checks belongs to a live worker, and this burst need
         not wait for its job.
         """
         search = Search(statuses=(JobStatus.ACTIVE,))
@@ -229,7 +234,7 @@ class BurstEnd:
                 for job in self._store.search(search)
                 if self._queues is None or job.queue in self._queues
             }
-        except StoreError:  # away: the store thread waits for its return, and so does the burst
+        except StoreError:  # Away: the store thread waits for its return, and so does the burst.
             return True
         before, self._leases = (
             # Each lease keeps the expiry that it had when it was first seen, so that a renewal
@@ -253,7 +258,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
     released: int = 0
     rescued: int = 0
     late: int = 0
-    unsettled: int = 0  # outcomes the store never took; their leases expire
+    unsettled: int = 0  # outcomes that the store never took; their leases expire
     stop_reason: str = "stopped"
 
 
@@ -275,19 +280,19 @@ class Worker:
         timing: WorkerTiming | None = None,
         max_failed_starts: int | None = None,
     ) -> None:
-        """``prepare`` writes the limits of queues that the store has lost, and names each then.
+        """``prepare`` writes queue limits that the store has lost, and yields the name of each.
 
-        ``read_elsewhere``: variables that hold secrets of other parts; executors do not get them.
-        ``max_failed_starts``: failed starts in a row after which the worker ends with an error, if
-        the executor has never come up; None: it is tried for ever, and its jobs wait.
+        ``read_elsewhere``: variables with secrets of other parts, which executors do not get.
+        ``max_failed_starts``: after so many failed starts in a row the worker ends with an error,
+        if the executor has never come up; None: it tries for ever, and its jobs wait.
         """
         self.settings = settings or JobsSettings()
         self.executors = {key: checked(key, value) for key, value in executors.items()}
         self.default = default_executor(self.settings, self.executors)
         self.name = name_of("worker name", name) if name else _made_up()
         self.read_elsewhere = read_elsewhere
-        # As long as a lease: when the watchdog ends the executors of a stopped worker, its jobs may
-        # be claimed by others, and must not run twice.
+        # As long as a lease: when the watchdog ends the executors of a stopped worker, other
+        # workers may claim its jobs, and these must not run twice.
         self.watchdog = Watchdog(self.settings.claimed_for)
         self.queues = tuple(queues) if queues else None
         self._store = with_codec(store, self.settings)
@@ -309,8 +314,8 @@ class Worker:
         self._messaging: MessagingInstruments | None = None
         self._held_shortly = 0
         self._payload_threads = PayloadThreads()
-        self._writing = 0  # results that are on their way to the object store
-        self._bytes_to_write = 0  # what they have together
+        self._writing = 0  # how many results are on their way to the object store
+        self._bytes_to_write = 0  # how many bytes they have together
         self._pools: dict[str, ExecutorPool] = {}
         self._dirty: dict[ExecutorPool, None] = {}
         self._settled: list[Settlement] = []
@@ -319,18 +324,18 @@ class Worker:
     # ---- for programs that embed a worker ----
 
     def run(self) -> WorkerReport:
-        """Work until stopped; returns when every process has ended and all is settled.
+        """Work until stopped. Returns when every process has ended and all is settled.
 
-        Raises an ExecutorError when that is so, too, and an executor does not start, or did not end
-        well when it was asked to leave.
+        Raises ExecutorError, after all that, when an executor does not start or did not end well
+        when it was asked to exit.
         """
         self.loop = EventLoop()
         self._messaging = messaging_instruments()
         self._make_store_thread()
         self._make_pools()
         self._started_at = self._store.now()
-        # Asks the store once in this thread, so that one that is away is reported before any
-        # process was started.
+        # Calls the store once in this thread, so that a store that is away is reported before any
+        # process is started.
         self._store_thread.start()
         memory = self._begun_memory_watch()
         self.tell("worker.started", worker=self.name)
@@ -354,9 +359,9 @@ class Worker:
         return self._stops > 0
 
     def record(self) -> WorkerRecord:
-        """What the heartbeat tells of this worker: its state, its executors and its counters.
+        """What the heartbeat reports of this worker: its state, its executors and its counters.
 
-        From any thread, once ``run`` has begun, and after its end.
+        May be called from any thread once ``run`` has begun, also after its end.
         """
         return WorkerRecord(
             id=self.name,
@@ -386,13 +391,13 @@ class Worker:
 
         May be called from any thread, also from one that handles signals.
         """
-        # Threads may stop it at the same time, and two requests must count as two.
+        # Several threads may stop it at the same time, and two requests must count as two.
         with self._stop_lock:
             self._stops = 2 if now else self._stops + 1
         # ``stop`` may come before ``run``, which makes the loop.
         loop = getattr(self, "loop", None)
         if loop is not None:
-            loop.post(lambda: None)  # wakes a loop that waits for descriptors
+            loop.post(lambda: None)  # Wakes a loop that waits for descriptors.
 
     # ---- what a run is made of ----
 
@@ -427,7 +432,7 @@ class Worker:
         self._store_thread.leases.when_cancelled = self._cancelled
 
     def _archive_thread(self) -> ArchiveThread | None:
-        """What writes ended jobs to the archive, if the settings name one."""
+        """The thread that writes ended jobs to the archive, if the settings name one."""
         archive = self.settings.archive
         if archive is None:
             return None
@@ -445,7 +450,9 @@ class Worker:
         return ArchiveThread(archiver, self._reported, archive.folder)
 
     def _sweep_thread(self) -> SweepThread | None:
-        """What removes objects that no job names, if the settings have a place for objects."""
+        """The thread that removes objects that no job names, if the settings name a place for
+        objects.
+        """
         objects = codec_of(self._store, self.settings).objects
         if objects is None:
             return None
@@ -462,7 +469,9 @@ class Worker:
         allow_descriptors(sum(each.max_processes for each in self.executors.values()))
 
     def _begun_memory_watch(self) -> MemoryWatch:
-        """The thread that measures processes; it runs where an executor has such a limit."""
+        """The thread that measures the memory of processes. It is started where an executor has
+        such a limit.
+        """
         memory = MemoryWatch(self._watched_processes, self._memory_measured)
         if any(each.max_memory for each in self.executors.values()):
             memory.start()
@@ -485,7 +494,7 @@ class Worker:
                     return
 
     def _no_start(self, limit: int) -> ErgonError | None:
-        """The error of an executor that has failed to start too often, and never came up."""
+        """The error for an executor that has failed to start too often and never came up."""
         for name, pool in self._pools.items():
             if pool.gate.failures > limit and pool.never_started:
                 return ExecutorError(
@@ -496,7 +505,9 @@ class Worker:
         return None
 
     def _not_running(self) -> ErgonError | None:
-        """The error of an executor that could not be started when the worker was asked to stop."""
+        """The error for an executor that could not be started before the worker was
+        asked to stop.
+        """
         for name, pool in self._pools.items():
             if pool.start_problem:
                 return ExecutorError(
@@ -507,7 +518,7 @@ class Worker:
         return None
 
     def _bad_end(self) -> ErgonError | None:
-        """The error of an executor that left something open."""
+        """The error for an executor that left something open."""
         for name, pool in self._pools.items():
             if pool.bad_end:
                 return ExecutorError(
@@ -556,22 +567,24 @@ class Worker:
             logger.warning(text, self.watchdog.timeout, ended)
 
     def _hand_over(self) -> None:
-        """Give the store thread all settlements of this turn at once: one commit for all."""
+        """Give the store thread all settlements of this turn at once, for one commit."""
         if self._settled:
             settled, self._settled = self._settled, []
             self._store_thread.settle(settled)
 
     def _drain(self) -> None:
-        """Let what runs finish within the grace; then end it and give it back."""
-        # Not waited for: a claim under way may hang with its server, and what it brings is given
-        # back in ``_leave``.
+        """Let running jobs finish within the grace; then end their processes and give the jobs
+        back.
+        """
+        # Not waited for: a claim under way may hang with its server. What it brings is given back
+        # in ``_leave``.
         self._store_thread.stop_claiming(0.0)
         if self._stops and not self._burst:
             self._error = self._error or self._not_running()
         for pool in self._pools.values():
             pool.stop_taking()
-        # The loop goes on through the grace, for the outcomes of jobs that end now have to be read
-        # and settled.
+        # The loop goes on during the grace, because the outcomes of jobs that end now have to be
+        # read and settled.
         until = self.loop.now() + self.settings.grace
         while (self._in_hand() or self._writing) and self._stops < 2 and self.loop.now() < until:
             self._turn(until)
@@ -579,13 +592,13 @@ class Worker:
             if self._in_hand() or self._stops > 1:
                 pool.end(at_once=self._stops > 1)
             else:
-                # An idle executor leaves by itself when its input ends, and runs its shutdown
-                # hooks; a signal would cut those short.
+                # An idle executor exits when its input ends, and runs its shutdown hooks; a signal
+                # would cut these short.
                 pool.close_inputs()
         self._wait_for_ends()
 
     def _wait_for_ends(self) -> None:
-        """Processes that were asked to leave: ask louder and louder."""
+        """Wait for processes that were asked to exit, with ever stronger signals."""
         asked_at = self.loop.now()
         # First a signal that can be handled, then one that cannot.
         louder = iter((False, True))
@@ -607,19 +620,19 @@ class Worker:
         return sum(pool.in_hand for pool in self._pools.values())
 
     def _leave(self) -> WorkerReport:
-        for pool in self._pools.values():  # after an error of our own: leave nobody behind
+        for pool in self._pools.values():  # After an error of this worker: leave no process behind.
             if not pool.is_gone:
                 pool.end(at_once=True)
         since = self.loop.now()
         if self._store_thread.stop_claiming(self._store_has(since)):
-            since = self.loop.now()  # it answers, and may have brought something
-        self.loop.turn(self.loop.now())  # what was claimed at the last moment goes back
+            since = self.loop.now()  # The store answers, and may have brought jobs.
+        self.loop.turn(self.loop.now())  # Jobs that were claimed at the last moment go back.
         self._hand_over()
         if self._archive is not None and not self._stops:
-            self._archive.join(self._store_has(since))  # a burst has time for its archive
-        self._store_thread.end(with_maintenance=not self._stops)  # … and for schedules
-        # Before the heartbeat's last word: a worker that is reported as gone must not have outcomes
-        # left to write.
+            self._archive.join(self._store_has(since))  # A burst has time for its archive.
+        self._store_thread.end(with_maintenance=not self._stops)  # … and for its schedules.
+        # Before the last heartbeat: a worker that is reported as gone must not have outcomes left
+        # to write.
         self._store_thread.join(self._store_has(since))
         if self._archive is not None:
             self._archive.stop()
@@ -646,7 +659,9 @@ class Worker:
         return report
 
     def _store_has(self, since: float) -> float:
-        """Seconds left for a store that may not answer: when nothing is owed to it, the grace."""
+        """Seconds left for a store that may not answer. When no settlement waits for it, this is
+        the grace.
+        """
         is_owed = bool(self._store_thread.leases.claims)
         grace = self._timing.shutdown_grace
         most = grace if is_owed else min(grace, max(MIN_TIMEOUT, self.settings.grace))
@@ -661,7 +676,7 @@ class Worker:
     def finish(
         self, claim: Claim, event: JobEvent, seconds: float | None, result: bytes | None
     ) -> None:
-        """Settle a claimed job by what was seen of it."""
+        """Settle a claimed job by what happened to it."""
         if self.settler.is_slow(event, result):
             self._keep_apart(claim, event, seconds, result or b"")
         else:
@@ -672,8 +687,8 @@ class Worker:
     ) -> None:
         """Write a large result to the object store in a thread; its job is settled afterwards.
 
-        Meanwhile its lease is renewed, and its process may have the next job: until results wait
-        for the object store that would fill the memory if it stays away.
+        Meanwhile its lease is renewed, and its process may have the next job, until the results
+        that wait for an object store that does not answer would fill the memory.
         """
         self._writing += 1
         self._add_to_write(len(result))
@@ -691,7 +706,7 @@ class Worker:
         self._payload_threads.submit(write)
 
     def _add_to_write(self, size: int) -> None:
-        """So many bytes of results more wait for the object store, or fewer."""
+        """Add bytes of results that wait for the object store, or subtract them."""
         was_full = self.is_full
         self._bytes_to_write += size
         if self.is_full is not was_full:
@@ -708,7 +723,7 @@ class Worker:
     ) -> None:
         if claim.span is not None:
             came_back(claim, event)
-        now = self.loop.at + self._store_thread.offset  # as ``wall`` says, for each job
+        now = self.loop.at + self._store_thread.offset  # by the clock of ``wall``, for each job
         settlement = self.settler.settle_claim(
             claim, event, now, seconds, result, is_encoded=is_encoded
         )
@@ -719,15 +734,15 @@ class Worker:
             self._messaging.consumed("run", place)
             error = None if failure is None else failure.kind.value
             self._messaging.processed(place, seconds, error)
-        # Gathered, not sent: ``_hand_over`` gives all outcomes of a turn to one commit.
+        # Collected, not sent: ``_hand_over`` puts all outcomes of a turn into one commit.
         self._settled.append(settlement)
 
     def progressed(self) -> None:
-        """Have the store told soon how far jobs are."""
+        """Have the store told soon about the progress of jobs."""
         self._store_thread.tell_progress()
 
     def wall(self) -> float:
-        """The store's clock, about, when this turn began."""
+        """The store's clock when this turn began, about."""
         return self.loop.at + self._store_thread.offset
 
     @property
@@ -745,7 +760,7 @@ class Worker:
         self._dirty[pool] = None
 
     def tell(self, name: str, **fields: Any) -> None:
-        """Emit a notice, if anything listens."""
+        """Emit a notice, if there are listeners."""
         if has_listeners():
             self._sink.emit(Notice(name, self._store.now(), fields))
 
@@ -766,7 +781,7 @@ class Worker:
         )
 
     def _waited_for(self) -> dict[str, tuple[str, ...]]:
-        """By executor, which of its handlers jobs wait for."""
+        """By executor, the handlers that jobs wait for."""
         wanted = sorted({route(lane)[1] for lane in self._store_thread.handler_lanes})
         found = {
             name: tuple(handler for handler in wanted if pool.may_have(handler))
@@ -775,7 +790,7 @@ class Worker:
         return {name: handlers for name, handlers in found.items() if handlers}
 
     def _serves(self, lane: str, queues: Iterable[str]) -> bool:
-        """Whether an executor of this worker has the handler that jobs of a lane wait for."""
+        """Whether an executor of this worker has the handler that the jobs of a lane wait for."""
         named, handler = route(lane)
         names = {named or self.settings.routes.get(queue, self.default) for queue in queues}
         return any(name in self._pools and self._pools[name].may_have(handler) for name in names)
@@ -792,7 +807,7 @@ class Worker:
             pool.drop_lost()
 
     def _cancelled(self) -> None:
-        """Somebody wants jobs of ours cancelled."""
+        """Somebody asked to cancel jobs of this worker."""
         self.loop.post(self._cancel_marked)
 
     def _cancel_marked(self) -> None:
@@ -800,7 +815,7 @@ class Worker:
             pool.cancel_marked()
 
     def _watched_processes(self) -> list[int]:
-        """The processes of executors with a limit of memory, for the thread that measures it."""
+        """The processes of executors with a memory limit, for the thread that measures them."""
         limited = [pool for pool in self._pools.values() if pool.settings.max_memory]
         return [process.child.pid for pool in limited for process in tuple(pool.processes)]
 
@@ -813,8 +828,8 @@ class Worker:
                 pool.note_memory(used)
 
     def _reported(self, name: str, fields: dict[str, Any]) -> None:
-        # Called in the store thread. After a failed fsync nothing that is settled would be durable,
-        # so the worker ends and its leases expire.
+        # Called in the store thread. After a failed fsync no settlement would be durable, so the
+        # worker ends and its leases expire.
         if name == "store.broken":
             self._error = ErgonError("the store takes no more writes; see the log")
             self.stop(now=True)
@@ -842,8 +857,8 @@ class Worker:
         self.tell(NOTICE_OF[settlement.transition.status], **notice_fields(settlement))
 
     def _receive(self, claims: list[Claim]) -> None:
-        # Made anew instead of kept with the claim: only routes and the default executor matter
-        # here.
+        # Made anew instead of being kept with the claim, because only routes and the default
+        # executor matter here.
         request = self._claim_request({})
         by_executor: dict[str, list[Claim]] = {}
         for claim in claims:
@@ -856,8 +871,8 @@ class Worker:
                 if claim.handler and claim.outcome is not None:
                     self.finish(claim, claim.outcome, None, None)
             usable = [claim for claim in found if claim.handler and claim.outcome is None]
-            # Also for claims that end without a process: the slots they were claimed for are free
-            # again.
+            # Also for claims that end without a process: the slots that they were claimed for are
+            # free again.
             pool.take(len(found), usable)
 
     def _refuse(self, claims: Sequence[Claim], code: str, text: str) -> None:
@@ -867,7 +882,7 @@ class Worker:
 
 
 def default_executor(settings: JobsSettings, executors: Mapping[str, ExecutorSettings]) -> str:
-    """The executor of jobs that name none; refused when the settings name none that exists."""
+    """The executor of jobs that name none. Refused if the settings name one that does not exist."""
     if not executors:
         raise ConfigurationError(
             "no executor is configured", remedy="add a table [executors.NAME] with a command"
@@ -890,7 +905,7 @@ def default_executor(settings: JobsSettings, executors: Mapping[str, ExecutorSet
 
 
 def log_failure(settlement: Settlement) -> None:
-    """A failed attempt, and where it failed; a last one as an error."""
+    """Log a failed attempt and where it failed; the last one as an error."""
     transition = settlement.transition
     is_last = transition.status is JobStatus.FAILED
     level = logging.ERROR if is_last else logging.INFO
@@ -915,7 +930,7 @@ def _made_up() -> str:
 
 
 def version() -> str:
-    """Of the installed distribution."""
+    """The version of the installed distribution."""
     try:
         return metadata.version("ergon-framework")
     except metadata.PackageNotFoundError:
