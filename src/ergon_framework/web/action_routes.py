@@ -39,13 +39,13 @@ Reason = Annotated[str, Field(max_length=1000, description="Why, for the history
 
 
 class ReasonBody(QueryParams):
-    """Why a job is changed."""
+    """The reason of a change, for the job's history."""
 
     reason: Reason = ""
 
 
 class EditBody(QueryParams):
-    """Which arguments a dead-lettered job is to have instead."""
+    """The arguments that a dead-lettered job is to have instead of its own."""
 
     args: list[Any] | None = Field(None, description="Null: those that it has.")
     kwargs: dict[str, Any] | None = Field(None, description="Null: those that it has.")
@@ -59,7 +59,7 @@ class EditBody(QueryParams):
 
 
 class JobFilterBody(QueryParams):
-    """Which jobs; every filter that is given must match, as those of the list do."""
+    """Which jobs are meant. Every filter that is given must match, as in the list of jobs."""
 
     status: list[JobStatus] = Field([])
     queue: str | None = None
@@ -72,7 +72,7 @@ class JobFilterBody(QueryParams):
 
 
 class BulkBody(QueryParams):
-    """What is done to many jobs."""
+    """A change of many jobs: the filter, and what to do."""
 
     action: Literal["requeue", "cancel", "delete"]
     filter: JobFilterBody = Field(description="An empty one means all jobs: say `all` as well.")
@@ -83,9 +83,9 @@ class BulkBody(QueryParams):
 
 
 def operator_of(request: Request) -> str:
-    """The name of the operator who asks; a cookie alone is not enough, as pages may send it along.
+    """The name of the operator who asks. Raises NotAllowedError for everybody else.
 
-    NotAllowedError for everybody else.
+    A cookie alone is not enough, because a page of another site may make the browser send it.
     """
     name, role = caller_of(request.scope), request.scope.get(ROLE, CallerRole.VIEWER)
     if not request.scope.get(HAS_HEADER):
@@ -132,7 +132,7 @@ def action_routes(pool: BackendPool) -> APIRouter:
 
     @router.post("/bulk", summary="Change all jobs that match", response_model=JobsChange)
     async def change_many(asked: BulkBody, actor: Operator) -> Response:
-        """Requeue, cancel or delete them; with `dry_run` they are only counted."""
+        """Requeue, cancel or delete all jobs that match. With `dry_run` they are only counted."""
         return json_response(await _bulk(actions, asked, actor))
 
     @router.post(
@@ -171,7 +171,7 @@ def queue_action_routes(pool: BackendPool) -> APIRouter:
         responses=MISSING,
     )
     async def pause(queue: QueueNamed, actor: Operator) -> Response:
-        """What runs goes on, and nothing else is started; also before its first job."""
+        """Start no more jobs of the queue. Jobs that run go on. Works also before the first job."""
         await actions.pause(queue, actor, is_paused=True)
         return json_response({"queue": queue, "paused": True})
 
@@ -182,7 +182,7 @@ def queue_action_routes(pool: BackendPool) -> APIRouter:
         responses=MISSING,
     )
     async def resume(queue: QueueNamed, actor: Operator) -> Response:
-        """Its jobs are started again."""
+        """Start jobs of the queue again."""
         await actions.pause(queue, actor, is_paused=False)
         return json_response({"queue": queue, "paused": False})
 
@@ -198,7 +198,9 @@ def _add_schedules(router: APIRouter, actions: JobActions) -> None:
         responses=MISSING,
     )
     async def fire(schedule: ScheduleNamed, actor: Operator) -> Response:
-        """Its job is enqueued beside its fires; the next one stays where it was."""
+        """Enqueue the job of the schedule now, besides its fires. The next fire stays
+        where it was.
+        """
         job_id = await actions.fire(schedule, actor)
         return json_response({"schedule": schedule, "id": job_id})
 

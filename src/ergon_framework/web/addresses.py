@@ -1,8 +1,9 @@
-"""How an id stands in an address. Paths cannot carry every id that a job may have.
+"""How an id is written in an address.
 
-Browsers and proxies take ``..`` and ``.`` out of a path, also where they are written ``%2E%2E``,
-and make two slashes one; some words have a meaning of their own below a path. Such an id stands in
-the query, and a dash in its place: ``/console/jobs/-?id=..``.
+A path cannot carry every id that a job may have. Browsers and proxies remove ``..`` and ``.`` from
+a path, also where they are written ``%2E%2E``, and turn two slashes into one; and some words have a
+meaning of their own below a path. Such an id is written in the query, with a dash in its place:
+``/console/jobs/-?id=..``.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 from urllib.parse import quote, urlencode
 
 IN_QUERY = "-"
-"""What stands in the place of an id which the query has."""
+"""What stands in the path when the id is in the query."""
 _LOST = frozenset({"", ".", ".."})
 _TAKEN = ("find", "bulk")
 _ENDS = ("/why",)
 
 
 def address_of(folder: str, unit: str, rest: str = "", **query: str) -> str:
-    """The address of something with an id, below a folder; ``rest`` follows the id in the path."""
+    """The address of the page of an id, below a folder. ``rest`` follows the id in the path."""
     if is_path(unit):
         path = f"{folder}/{quote(unit)}{rest}"
     else:
@@ -32,5 +33,5 @@ def is_path(unit: str) -> bool:
 
 
 def named(in_path: str, in_query: str | None) -> str:
-    """The id that an address means."""
+    """The id that an address names."""
     return in_query if in_query and in_path == IN_QUERY else in_path

@@ -36,13 +36,13 @@ def create_app(
     token: str | None = None,
     settings: Settings | None = None,
 ) -> FastAPI:
-    """An application that shows the state of everything that the ``settings`` name.
+    """Make an application that shows the state of everything in the ``settings``.
 
-    ``store`` is the URL of another store than theirs, or a store of provider calls by itself. With
-    a ``token``, here or in the settings, every request but the probes needs ``Authorization:
-    Bearer <token>``; without one only callers on this machine are answered. People can sign in to
-    the console where the settings have a ``session_key``, in any number of processes. A store that
-    is away is asked again with every request.
+    ``store`` is the URL of another store than theirs, or a store of provider calls alone. With a
+    ``token``, here or in the settings, every request but the probes needs ``Authorization: Bearer
+    <token>``; without one only callers on this machine are answered. People can sign in to the
+    console if the settings have a ``session_key``, in any number of processes. A store that cannot
+    be reached is tried again with every request.
     """
     check_server_packages()
     from ergon_framework.app.settings.tokens import parsed
@@ -58,7 +58,7 @@ def create_app(
         backends = backends_of(known, store)
     else:
         backends = Backends(providers={PROVIDERS: ProviderBackend(store)})
-    # Nobody prints a link here, and a server of your own may have several processes.
+    # No sign-in link is printed here, and a server of your own may have several processes.
     is_shared = known.server.session_key is not None
     can_sign_in = is_shared and (tokens is not None or known.server.proxy is not None)
     sessions = sessions_of(known.server, tokens) if can_sign_in else None
@@ -66,11 +66,13 @@ def create_app(
 
 
 SHUTDOWN_GRACE = 10
-"""Seconds that running requests have to end when a stop is asked for."""
+"""Seconds that running requests have to end after a stop was asked for."""
 
 
 def check_place(host: str, tokens: Tokens | None, proxy: ProxySettings | None = None) -> None:
-    """Refuse an address that others can reach when neither a token nor a proxy tells who asks."""
+    """Refuse an address that other machines can reach if neither a token nor a proxy identifies
+    callers.
+    """
     if tokens is None and proxy is None and not is_loopback(host):
         raise ConfigurationError(
             f"{host} can be reached from other machines, and there is no token",
@@ -87,14 +89,11 @@ def serve(
     invite: Callable[[str], None] = lambda _link: None,
     webhooks: Sequence[ServedWebhook] = (),
 ) -> None:
-    """Serve until a signal asks to stop; ``ready`` is called with the URL, which has the real port.
+    """Serve until a signal asks to stop. ``ready`` is called with the URL, which has the real port.
 
-    ``webhooks`` are answered without a token, and closed at the end.
-
-    Without tokens, ``invite`` is called with a link that signs one browser in to act, and again
-    with another one when it was used.
-
-    The first signal lets running requests finish; a second one ends the process at once.
+    ``webhooks`` are answered without a token, and closed at the end. Without tokens, ``invite`` is
+    called with a link that signs one browser in as operator, and again with another link when that
+    was used. The first signal lets running requests finish; a second one ends the process at once.
     """
     check_server_packages()
     check_place(server.host, tokens, server.proxy)
@@ -109,10 +108,11 @@ def serve(
     sessions = sessions_of(server, tokens)
     plan = server_plan(server, backends, tokens, names, sessions)
     app = WithWebhooks(build_app(plan), webhooks)
-    # Bound here and not by uvicorn: a port that is taken is an error of ours with a remedy, and the
-    # real port is known before the server runs.
+    # Bound here and not by uvicorn: a port that is taken then raises an error with a remedy, and
+    # the real port is known before the server runs.
     sockets = bound_sockets(server.host, server.port)
-    for each in sockets:  # and so for what it accepts: a body does not wait for the head's receipt
+    # Connections that it accepts inherit this: a body does not wait until the head is acknowledged.
+    for each in sockets:
         each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     host = f"[{server.host}]" if ":" in server.host else server.host
     url = f"http://{host}:{sockets[0].getsockname()[1]}"
@@ -144,7 +144,7 @@ def serve(
 
 @contextmanager
 def _rereading(tokens: Tokens | None) -> Iterator[None]:
-    """Let SIGHUP have a file of tokens read again; where there is none, it does nothing."""
+    """Read a file of tokens again on SIGHUP. Without such a file, SIGHUP does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -169,7 +169,7 @@ def _server(
     from ergon_framework.web.protocol import LimitedProtocol
 
     class Ours(uvicorn.Server):
-        """Says when it listens, and leaves signals to ``SignalListener``.
+        """uvicorn's server, which reports when it listens and leaves signals to ``SignalListener``.
 
         uvicorn raises a signal again once it has stopped, and the process would end by that signal
         instead of with exit code 0.
@@ -190,10 +190,11 @@ def _server(
     config = uvicorn.Config(
         app,
         http=LimitedProtocol,
-        h11_max_incomplete_event_size=MAX_HEAD,  # of one that comes slowly; Bounds sees the others
-        log_config=None,  # its records go where ours go
-        access_log=False,  # a URL names a tenant
-        proxy_headers=False,  # a header cannot claim that a request comes from this machine
+        # For requests that arrive slowly; LimitedProtocol handles the rest.
+        h11_max_incomplete_event_size=MAX_HEAD,
+        log_config=None,  # Its records go where those of Ergon go.
+        access_log=False,  # No access log, because a URL may name a tenant.
+        proxy_headers=False,  # A header cannot claim that a request comes from this machine.
         server_header=False,
         lifespan="off",
         ws="none",

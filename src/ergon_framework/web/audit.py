@@ -1,8 +1,8 @@
-"""Who did what, to which job: a file of the server's own, which outlives the jobs that it tells of.
+"""The audit log: who did what to which job, in a file of the server that outlives the jobs.
 
-An entry is on disk before anything is done, and gets its outcome afterwards. One whose process died
-in between stays ``begun``: nobody knows then whether it was done, and the job's own history tells.
-What cannot be written down is not done.
+An entry is on disk before anything is done, and gets its outcome afterwards. If the process dies in
+between, the entry stays ``begun``: whether the action was done is unknown then, and the job's own
+history shows it. An action whose entry cannot be written is not done.
 """
 
 from __future__ import annotations
@@ -36,39 +36,40 @@ if TYPE_CHECKING:
 NOT_CONNECTED = "connect_failed"
 """The reason of a ``NodeUnavailableError`` when nothing was sent."""
 logger = logging.getLogger("ergon.web.audit")
-logger.setLevel(logging.INFO)  # whatever the level of all others: who did what is always told
+# Written whatever the level of other loggers: the audit log must be complete.
+logger.setLevel(logging.INFO)
 
 FILE = "ergon-audit.db"
-"""The file's name, beside a settings file that names none."""
+"""The name of the file, beside settings that name none."""
 MOST = 200_000
-"""Entries that are kept: the latest."""
+"""How many entries are kept: the latest."""
 LOOK_AGAIN = 600.0
-"""Seconds in which the same look of the same person is written down once."""
+"""Seconds in which the same look by the same person is recorded once."""
 MOST_LOOKS = 10_000
-"""Looks that are remembered; one that was forgotten is written down again."""
+"""How many looks are remembered. A look that was forgotten is recorded again."""
 BUSY_TIMEOUT = 5.0
 LOOK = "look"
-"""What the log calls looking at arguments, results or payloads."""
+"""The action of looking at arguments, results or payloads."""
 EDIT = "edit"
-"""What it calls sending a job back with other arguments."""
+"""The action of sending a job back with other arguments."""
 PAUSE, RESUME, FIRE = "pause-queue", "resume-queue", "fire-schedule"
-"""The same for what is done to a queue or a schedule."""
+"""The actions on queues and schedules."""
 RETRY_FLOW, SKIP_FLOW, CANCEL_FLOW = "retry-flow", "skip-flow", "cancel-flow"
 PURGE_FLOW, SIGNAL_FLOW = "purge-flow", "signal-flow"
 PAUSE_SCHEDULE, RESUME_SCHEDULE = "pause-schedule", "resume-schedule"
 DELETE_SCHEDULE = "delete-schedule"
 RELEASE_FACT, DISCARD_FACT = "release-fact", "discard-fact"
 OF_FACTS = (RELEASE_FACT, DISCARD_FACT)
-"""The same for what is done to a fact that was set aside; the target is ``ZONE/ID``."""
+"""The actions on facts that were set aside. Their target is ``ZONE/ID``."""
 OF_FLOWS = (RETRY_FLOW, SKIP_FLOW, CANCEL_FLOW, PURGE_FLOW, SIGNAL_FLOW)
-"""The same for what is done to a flow, whose id is the target."""
+"""The actions on flows. Their target is the id of the flow."""
 AUDITED = (
     *("requeue", "retry", "cancel", "delete", EDIT, LOOK),
     *(PAUSE, RESUME, FIRE, PAUSE_SCHEDULE, RESUME_SCHEDULE, DELETE_SCHEDULE),
     *OF_FLOWS,
     *OF_FACTS,
 )
-"""Everything that the log tells of, in the order in which people choose from it."""
+"""Every action that the log records, in the order of the choice that the page offers."""
 _COLUMNS = "id, at, actor, action, target, outcome, number, detail"
 _TABLE = """
 CREATE TABLE IF NOT EXISTS audit (
@@ -90,16 +91,16 @@ class AuditError(ErgonError):
 
 
 class AuditOutcome(StrEnum):
-    """What came of something that somebody did."""
+    """The outcome of an action."""
 
     BEGUN = "begun"
     DONE = "done"
     REFUSED = "refused"
-    UNKNOWN = "unknown"  # the store did not answer: it may have been done
+    UNKNOWN = "unknown"  # The store did not answer, so the action may have been done.
 
 
 class AuditEntry(msgspec.Struct, frozen=True):
-    """One thing that somebody did."""
+    """One recorded action."""
 
     id: int
     at: float
@@ -107,23 +108,25 @@ class AuditEntry(msgspec.Struct, frozen=True):
     action: str
     target: str  # the id of a job or a flow, or a fact as ZONE/ID; empty for many jobs
     outcome: str
-    number: int | None  # of jobs that were changed
+    number: int | None  # how many jobs were changed
     detail: str  # how the jobs were chosen, the reason, or the code of a refusal
 
 
 class AuditSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """Which entries; every filter that is set must match."""
+    """A filter of entries; every field that is set must match."""
 
     actor: str | None = None
     action: str | None = None
-    actions: tuple[str, ...] = ()  # one of these; none: all of them
+    actions: tuple[str, ...] = ()  # one of these actions; empty: any
     target: str | None = None
     since: float | None = None
     below: int | None = None
 
 
 class AuditLog:
-    """The entries, in a file; without one in the memory of this process, and in the log."""
+    """The entries of a file. Without a file, they are kept in the memory of this process and
+    logged.
+    """
 
     def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.time) -> None:
         self.path = path
@@ -136,9 +139,9 @@ class AuditLog:
             self._memory.executescript(_TABLE)
 
     def record(self, actor: str, action: str, target: str, detail: str, do: Callable[[], T]) -> T:
-        """Do something, with an entry before it and its outcome afterwards.
+        """Call a function, with an entry written before and its outcome written after.
 
-        What it returns counts as the number of jobs, if it is a number.
+        If the function returns a number, the entry records it as the number of jobs.
         """
         entry = self.begin(actor, action, target, detail)
         try:
@@ -156,7 +159,7 @@ class AuditLog:
         return done
 
     def begin(self, actor: str, action: str, target: str = "", detail: str = "") -> int:
-        """Write down that somebody is about to do something; the number of the entry."""
+        """Record that somebody is about to do something. Returns the number of the entry."""
         values = (self._clock(), actor, action, target, AuditOutcome.BEGUN, detail)
         statement = (
             "INSERT INTO audit (at, actor, action, target, outcome, detail)"
@@ -168,10 +171,10 @@ class AuditLog:
         return number
 
     def seen(self, actor: str, action: str, target: str = "", detail: str = "") -> None:
-        """Write down that somebody looks at what is hidden, before it is shown.
+        """Record that somebody looks at hidden data, before it is shown.
 
-        Once for a while: a page that follows what happens asks every second, and what was changed
-        must not go for that.
+        The same look is recorded once for a while: a live page asks every second, and such entries
+        must not push out those of changes.
         """
         look = (actor, action, target, detail)
         now = self._clock()
@@ -211,12 +214,12 @@ class AuditLog:
             with self._writing() as connection:
                 connection.execute(statement, (outcome, number, why, entry))
         except AuditError as error:
-            # It is done, and cannot be taken back: the entry stays begun, and the log tells.
+            # It is done and cannot be undone: the entry stays begun, and a log line says so.
             logger.error("the outcome %s of entry %d: %s", outcome, entry, error)  # noqa: TRY400
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, which is on disk afterwards."""
+        """One transaction, which is on disk when it ends."""
         try:
             with self._lock:
                 if self._memory is not None:
@@ -233,7 +236,7 @@ class AuditLog:
             ) from error
 
     def _opened(self) -> sqlite3.Connection:
-        # Opened for each entry: people act seldom, and the file may be moved meanwhile.
+        # Opened for each entry, because people act seldom and the file may be moved meanwhile.
         path = self.path or Path(FILE)
         prepare_database(path, may_create=True)
         connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT)
@@ -242,25 +245,25 @@ class AuditLog:
 
 
 def may_be_done(error: ErgonError) -> bool:
-    """Whether what has failed so may have been done all the same."""
+    """Whether an action that failed with this error may have been done all the same."""
     if isinstance(error, NodeUnavailableError):
         return error.reason != NOT_CONNECTED
-    # A store that did not answer may have done it; one that may not be written has not.
+    # A store that did not answer may have done it; one that refuses writes has not.
     return isinstance(error, StoreError) and not isinstance(error, StoreReadOnlyError)
 
 
 def kind_of(action: str) -> str:
-    """What the target of an action is."""
+    """The kind of thing that the target of an action is."""
     if action in OF_FACTS:
         return "fact"
     return "flow" if action in OF_FLOWS else "job"
 
 
 def read_entries(path: Path, search: AuditSearch, limit: int) -> list[AuditEntry]:
-    """Entries of a file that match, the newest first; raises what SQLite or the disk says.
+    """Entries of a file that match, the newest first. Raises the errors of SQLite and of the disk.
 
     Reading makes no file, and needs no right to write unless a server was killed while it wrote.
-    Where there is none, nothing was done yet.
+    Without a file, nothing was recorded yet.
     """
     if not path.exists() or not path.stat().st_size:
         return []
@@ -269,7 +272,7 @@ def read_entries(path: Path, search: AuditSearch, limit: int) -> list[AuditEntry
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
             raise
-    # What a killed server has written of an entry has to be taken back before anybody can read.
+    # What a killed server has written of an entry has to be rolled back before anybody can read.
     return _read(path, "rw", search, limit)
 
 
@@ -301,14 +304,13 @@ def _found(connection: sqlite3.Connection, search: AuditSearch, limit: int) -> l
 
 
 def entry_view(entry: AuditEntry) -> dict[str, Any]:
-    """An entry as programs get it."""
+    """An entry in the form that programs get."""
     return {**msgspec.structs.asdict(entry), "at": moment(entry.at)}
 
 
 def audit_file(settings: Settings) -> Path | None:
-    """The file of the log: beside the settings, unless they name another.
-
-    None where a server keeps it in its memory.
+    """The file of the log: beside the settings, unless they name another one. None for a log in
+    memory.
     """
     named = settings.server.audit
     if named == "none" or (named is None and settings.file is None):
@@ -318,5 +320,5 @@ def audit_file(settings: Settings) -> Path | None:
 
 
 def audit_of(settings: Settings) -> AuditLog:
-    """The log of a server with these settings."""
+    """The audit log of a server with these settings."""
     return AuditLog(audit_file(settings))

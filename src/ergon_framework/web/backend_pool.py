@@ -1,7 +1,7 @@
-"""Calls to stores and nodes on threads, off the event loop.
+"""Calls stores and nodes in threads, off the event loop.
 
-Every store and every zone has threads of its own and a time limit: while one hangs, the others
-answer. The log says once that one does not answer, and once that it answers again.
+Every store and every zone has threads of its own and a time limit. While one hangs, the others
+answer. The log records once that a backend does not answer, and once that it answers again.
 """
 
 from __future__ import annotations
@@ -40,15 +40,17 @@ logger = logging.getLogger("ergon.web")
 T = TypeVar("T")
 
 THREADS_PER_BACKEND = 4
-"""Questions that one part answers at the same time; others wait for their turn."""
+"""How many calls one backend handles at the same time. Further calls wait."""
 
 
 class NoAnswerInTimeError(StoreUnavailableError):
-    """Nobody waits any more for a store; a thread still does, and may do what was asked."""
+    """The error for a call whose caller waits no more. A thread still runs it, and may
+    complete it.
+    """
 
 
 class Bulkhead:
-    """One store or one zone. While it hangs, its own threads hang, and no other part's."""
+    """The threads of one store or zone. If it hangs, its own threads hang and no others do."""
 
     def __init__(self, name: str, seconds: float, threads: int = THREADS_PER_BACKEND) -> None:
         self.name = name
@@ -59,14 +61,15 @@ class Bulkhead:
         self._lock = threading.Lock()
 
     async def call(self, question: Callable[[], T], seconds: float | None = None) -> T:
-        """What the question answers or raises; ``StoreUnavailableError`` when that takes too long.
+        """What the call returns or raises. Raises ``StoreUnavailableError`` when that takes too
+        long.
 
-        A question whose caller has left is dropped, unless a thread has begun with it.
+        A call whose caller has left is dropped, unless a thread has begun with it.
         """
         answer: Future[T] = Future()
         with self._lock:
             self._waiting.append((answer, question))
-            # Counted under the lock: else a burst of requests would start a thread for each.
+            # Counted under the lock; otherwise a burst of requests would start a thread each.
             is_needed = self._running < self._threads
             self._running += is_needed
         # Not a ThreadPoolExecutor: at exit Python waits for its threads, also for one that hangs in
@@ -75,7 +78,7 @@ class Bulkhead:
             SYSTEM_CLOCK.spawn(f"ergon-web-{self.name}", self._work)
         timeout = self.seconds if seconds is None else seconds
         try:
-            # The thread goes on, as threads cannot be stopped. Its caller only stops waiting.
+            # The thread goes on, because threads cannot be stopped. Only the caller stops waiting.
             async with asyncio.timeout(timeout):
                 return await asyncio.wrap_future(answer)
         except TimeoutError:
@@ -88,24 +91,28 @@ class Bulkhead:
                     self._running -= 1
                     return
                 answer, question = self._waiting.popleft()
-            # False: the caller left while the request was queued, and the answer is not wanted.
+            # False: the caller left while the call was queued, and the answer is not wanted.
             if answer.set_running_or_notify_cancel():
                 try:
                     answer.set_result(question())
-                except BaseException as error:  # raised in the coroutine that asked
+                except BaseException as error:  # Raised in the coroutine that made the call.
                     answer.set_exception(error)
 
 
 _BACKEND_SHARE = 0.8
-"""Of a request's time that a part may take; the rest is for saying that it took too long."""
+"""The share of a request's time that a backend may take. The rest is for the answer that it took
+too long.
+"""
 _PAGE_SHARE = 0.9
-"""The same of a page, which may ask several parts one after the other."""
+"""The same for a page, which may call several backends one after another."""
 _KINDS = {"zone": "zone", PROVIDERS: "store of the provider"}
 _NAMES = {"jobs": "the job store", PROVIDERS: "the store of provider calls"}
 
 
 class BackendPool:
-    """Asks parts by name. The text of what goes wrong stays in our log: it may name files."""
+    """Calls backends by name. Texts of their errors go to the log only, because they may name
+    files.
+    """
 
     def __init__(
         self,
@@ -125,19 +132,19 @@ class BackendPool:
         }
 
     def over(self, backends: Backends) -> BackendPool:
-        """The same threads and the same log, for other views of the same parts."""
+        """The same threads and the same log, for other views of the same backends."""
         found = copy.copy(self)
         found.backends = backends
         return found
 
     def jobs(self) -> JobBackend:
-        """The job store; an error when there is none."""
+        """The job store. Raises an error if the settings have none."""
         if self.backends.jobs is None:
             raise _none("job store", "[store] or [jobs]")
         return self.backends.jobs
 
     def zone(self, name: str) -> ZoneBackend:
-        """A zone; an error when the settings do not have it."""
+        """A zone. Raises an error if the settings do not have it."""
         if name not in self.backends.zones:
             raise ResourceNotFoundError(
                 "the settings of this server have no such zone",
@@ -146,19 +153,21 @@ class BackendPool:
         return self.backends.zones[name]
 
     async def note_look(self, actor: str, target: str = "", detail: str = "") -> None:
-        """Write down that somebody looks at payloads, before they are shown; an error if not.
+        """Record that somebody looks at payloads, before they are shown; raises if that fails.
 
         ``target`` is the id of a job; ``detail`` says what else is looked at.
         """
-        # Beside the loop, as a file that is locked makes one wait.
+        # In a thread, because a locked file makes the caller wait.
         await asyncio.to_thread(self.audit.seen, actor, LOOK, target, detail)
 
     async def recorded(
         self, part: str, actor: str, action: str, target: str, detail: str, do: Callable[[], T]
     ) -> T:
-        """Let a part do something, with an entry in the audit log before it; what it answers."""
-        # In a thread of the part, which goes on when the request has run out of its time: the
-        # outcome is written down all the same.
+        """Have a backend do something, with an entry in the audit log before it. Returns its
+        result.
+        """
+        # In a thread of the backend, which goes on when the request has run out of its time, so
+        # that the outcome is recorded all the same.
         record = partial(self.audit.record, actor, action, target, detail, do)
         try:
             return await self.call(part, record)
@@ -169,17 +178,17 @@ class BackendPool:
             raise
 
     async def call(self, part: str, question: Callable[[], T], seconds: float | None = None) -> T:
-        """What a part answers; ``BackendUnavailableError`` when it does not."""
+        """The answer of a backend. Raises ``BackendUnavailableError`` when it does not answer."""
         try:
             found = await self.bulkheads[part].call(question, seconds)
-        # That is an answer, and no outage.
+        # This is an answer, and no outage.
         except (JobNotFoundError, BoundaryNotFoundError):
             raise
-        except UnreadableJobError as error:  # of one job: the store answers, and is not away
+        except UnreadableJobError as error:  # It concerns one job: the store does answer.
             logger.warning("%s", error)
             raise UnreadableAnswerError(part, error.code) from error
         except (StoreError, BoundaryError, OSError) as error:
-            if part not in self._away:  # logged once per outage, not for every request
+            if part not in self._away:  # Logged once per outage, not for every request.
                 logger.warning("%s does not answer: %s", part, error)
             self._away.add(part)
             code = error.code if isinstance(error, StoreError | BoundaryError) else "io"
@@ -191,7 +200,7 @@ class BackendPool:
 
 
 def backend_title(part: str) -> str:
-    """The name of a part that is shown to users."""
+    """The name of a backend that is shown to users."""
     if part in _NAMES:
         return _NAMES[part]
     kind, _, name = part.partition(":")

@@ -1,4 +1,6 @@
-"""The stores and zones that the server reads, as the settings name them. None is ever created."""
+"""The stores and zones that the server reads, as the settings name them. It creates
+none of them.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +58,10 @@ if TYPE_CHECKING:
 
 
 class JobBackend:
-    """Opens a file for reading with every question, so that it may come and go.
+    """The job store. A file is opened for reading with every call, so that it may come and go.
 
-    A store on a server is opened with the first one: that costs much there, and its connections
-    find their way back by themselves.
+    A store on a server is opened with the first call, because opening it is expensive, and its
+    connections recover by themselves.
     """
 
     def __init__(self, setup: JobSetup) -> None:
@@ -69,16 +71,17 @@ class JobBackend:
 
     @contextmanager
     def opened(self) -> Iterator[JobClient]:
-        """A client of the store; of an empty one where no job was ever stored."""
+        """A client of the store; of an empty store if no job was ever stored."""
         with self._store() as store:
             yield JobClient(settings=self.setup.jobs, store=store)
 
     @contextmanager
     def writing(self, *, makes_tables: bool = False) -> Iterator[JobClient]:
-        """A client that may change jobs, for as long as one person's request takes.
+        """A client that may change jobs, for the time of one person's request.
 
-        Opened for each: whoever acts is seldom, and what only reads is opened for reading. Where
-        there are no tables yet, nothing can be found, and they are made only if asked for.
+        It is opened for each request: few people act, and the rest of the server opens the store
+        for reading. If there are no tables yet, nothing can be found, and they are made only on
+        demand.
         """
         substitute: FullJobStore | None = find_substitute("jobs", self.setup.url)
         if substitute is not None:
@@ -87,21 +90,23 @@ class JobBackend:
         file = file_of(self.setup.url)
         is_there = has_jobs(self.setup.url) if file is None else file_has_jobs(file)
         if not is_there and not makes_tables:
-            with self.opened() as client:  # an empty one: no table is made by looking for a job
+            with self.opened() as client:  # An empty store: looking for a job makes no table.
                 yield client
             return
         with closing(open_job_store(self.setup.url)) as store:
             yield JobClient(settings=self.setup.jobs, store=store)
 
     def check(self) -> None:
-        """Raise ``StoreError`` unless the store can be read, and has all of its tables."""
+        """Raise ``StoreError`` unless the store can be read and has all of its tables."""
         with self.opened() as client:
             client.store.check_tables()
-            client.store.find(_NO_JOB)  # the tables may be there, and their rows not for us
+            # The tables may exist while this user may not read their rows.
+            client.store.find(_NO_JOB)
 
     def close(self) -> None:
-        """Let go of a store on a server."""
-        # Taken away under the lock, closed outside of it: closing may wait for the server.
+        """Close the store on a server."""
+        # Taken out under the lock, and closed outside of it, because closing may wait for the
+        # server.
         with self._lock:
             store, self._server = self._server, None
         if store is not None:
@@ -111,11 +116,11 @@ class JobBackend:
     def _store(self) -> Iterator[FullJobStore]:
         file = file_of(self.setup.url)
         substitute: FullJobStore | None = find_substitute("jobs", self.setup.url)
-        if substitute is not None:  # a test looks at the jobs of its sandbox
+        if substitute is not None:  # A test inspects the jobs of its sandbox.
             yield substitute
         elif file is None:
             yield self._on_server()
-        # Looked at before it is opened: opening a store makes its tables, and this application must
+        # Checked before it is opened: opening a store makes its tables, and this application must
         # write nothing.
         elif file_has_jobs(file):
             with closing(open_job_store(self.setup.url, read_only=True)) as store:
@@ -126,7 +131,7 @@ class JobBackend:
     def _on_server(self) -> FullJobStore:
         with self._lock:
             if self._server is None:
-                # Not remembered: the first job may be stored while this application runs.
+                # Not remembered, because the first job may be stored while this application runs.
                 if not has_jobs(self.setup.url):
                     return MemoryJobStore(time.time)
                 self._server = open_job_store(self.setup.url, read_only=True)
@@ -134,13 +139,15 @@ class JobBackend:
 
 
 _NO_JOB = "ergon-readiness"
-"""An id that no job has: looking for it shows that jobs can be read, and costs one row."""
+"""An id that no job has. A search for it shows that jobs can be read, and costs one row."""
 _NOBODY = LaneKey("*", "ergon", "readiness")
-"""A lane that no provider uses: reading it shows that the store answers."""
+"""A lane that no provider uses. Reading it shows that the store answers."""
 
 
 class ProviderBackend:
-    """Opens the store when it is there: opening one that is not would make its tables."""
+    """The store of provider calls, opened once it exists: opening one that does not would make its
+    tables.
+    """
 
     def __init__(self, store: str | ProviderStore) -> None:
         self._store = store
@@ -149,7 +156,7 @@ class ProviderBackend:
 
     @property
     def database(self) -> MigrationDatabase | None:
-        """Where its tables are; None when it has none, as in the sandbox of a test."""
+        """The database of its tables. None if it has none, as in the sandbox of a test."""
         return None if self._is_substituted() else self._database
 
     def _is_substituted(self) -> bool:
@@ -166,7 +173,7 @@ class ProviderBackend:
 
     @property
     def looking(self) -> ProviderInspector | None:
-        """The inspector of its tables; None when it has none."""
+        """The inspector of its tables. None if it has none."""
         return None if self._is_substituted() else self._looking
 
     @cached_property
@@ -178,36 +185,38 @@ class ProviderBackend:
         return SqlProviderInspector(self._database)
 
     def has_tables(self) -> bool:
-        """Whether there is anything to read; ``StoreError`` when the database does not answer."""
+        """Whether there is anything to read. Raises ``StoreError`` when the database does not
+        answer.
+        """
         database = self.database
         if database is None:
             return True
         if database.file is not None:
-            # Either: one that has lost some of them is no empty one.
+            # Any of the tables counts: a database that has lost some of them is not empty.
             named = (VERSION_TABLE, "provider_dead_letters")
             return any(file_has_table(database.file, each) for each in named)
-        # Asked at each request, and a look at a server is a round trip.
+        # Asked at each request, and each question to a server is a round trip.
         if self._is_open:
-            return True  # opening the store has made the tables
+            return True  # Opening the store has made the tables.
         from ergon_framework.providers.migrations import commands
 
         with database.connect() as connection:
             return commands.current(connection) is not None
 
     def opened(self) -> ProviderStore:
-        """The store, which the process shares; an empty one where there are no tables yet."""
+        """The store, which the whole process shares; an empty one if there are no tables yet."""
         if not self.has_tables():
             from ergon_framework.providers.stores.memory import MemoryProviderStore
 
             return MemoryProviderStore(time.time)
         if self.database is not None and self.database.file is not None:
             self._notice(self.database.file)
-        # The store of a sandbox belongs to the test, and is not ours to close.
+        # The store of a sandbox belongs to the test, so the server does not close it.
         self._is_open = not self._is_substituted()
         return current_provider_store(self._store)
 
     def check(self) -> None:
-        """Raise ``StoreError`` unless the store can be read, and has all of its tables."""
+        """Raise ``StoreError`` unless the store can be read and has all of its tables."""
         self.opened().lane_state(_NOBODY)
         if self._is_open and self.database is not None:
             from ergon_framework.providers.migrations import commands
@@ -216,13 +225,13 @@ class ProviderBackend:
                 commands.check_tables(connection, self.database.name)
 
     def close(self) -> None:
-        """Let go of what was opened by its URL."""
+        """Close what was opened by its URL."""
         if self._is_open and isinstance(self._store, str):
             self._is_open = False
             current_provider_store(self._store).close()
 
     def _notice(self, file: Path) -> None:
-        """Another file may have taken its place, from a backup: the old one is let go."""
+        """Close the old file if another one has taken its place, such as a backup."""
         found = file.stat()
         mark = (found.st_dev, found.st_ino)
         # An open connection would go on reading the file that was moved away.
@@ -232,12 +241,14 @@ class ProviderBackend:
 
 
 def readable_store(backends: Sequence[ProviderBackend]) -> ProviderStore:
-    """How the lanes of all of them stand, as one store that is looked for with every call."""
+    """The lanes of all provider stores as one store. The stores are looked up with every call."""
     return cast(ProviderStore, _OpenStores(backends))
 
 
 class _OpenStores:
-    """Hands every call to the stores that are there by then; lanes may be in any of them."""
+    """Passes every call to the stores that are open by then, because lanes may be in
+    any of them.
+    """
 
     def __init__(self, backends: Sequence[ProviderBackend]) -> None:
         self._backends = backends
@@ -254,16 +265,18 @@ _ADMIN = "bsfg.v1.BoundaryAdmin/"
 
 @dataclass(frozen=True, slots=True)
 class ZoneBackend:
-    """Where a zone can be asked about itself."""
+    """Reads a zone from its node, or from its folder."""
 
     name: str
     node: NodeAddress | None
-    """None when the settings let the node choose its port: then its address is not known."""
+    """The node. None when the settings let it choose its port, so that its address is unknown."""
     settings: ZoneSettings
     timeout: float
 
     def status(self) -> dict[str, Any]:
-        """The state of the zone; ``source`` says whether it comes from its node or its folder."""
+        """The state of the zone. ``source`` says whether it comes from its node or from
+        its folder.
+        """
         from ergon_framework.boundary.node.status import status
 
         return self._asked("GetStatus", {}, status)
@@ -279,7 +292,7 @@ class ZoneBackend:
         return self._asked("ListConsumers", {}, look)
 
     def quarantine(self, state: str, consumer: str | None) -> dict[str, Any]:
-        """What was set aside; its content stays out."""
+        """The facts that were set aside, without their content."""
         from ergon_framework.boundary.node.wire import quarantine_view
 
         def look(zone: LocalZone) -> dict[str, Any]:
@@ -298,17 +311,18 @@ class ZoneBackend:
         )
 
     def check(self) -> None:
-        """Raise ``ErgonError`` unless the node or its folder answers for the zone."""
+        """Raise ``ErgonError`` unless the node or the folder answers for the zone."""
         self.status()
 
     def settle(self, method: str, item: int, reason: str) -> dict[str, Any]:
-        """Release or discard a fact that was set aside; only a node changes its zone.
+        """Release or discard a fact that was set aside. Only a node changes its zone.
 
-        The zone of a script need not be served: then this process serves it for as long as it asks.
+        The zone of a script may have no node; then this process serves it for the time of this
+        call.
         """
         try:
             transport = reach_zone(ZoneSetup(self.name, self.settings), self.timeout)
-        except ConfigurationError as error:  # it lets the node choose its port, and has no folder
+        except ConfigurationError as error:  # The node chooses its port, and there is no folder.
             raise NodeUnavailableError(
                 "nobody knows where the node listens", reason=NOT_CONNECTED
             ) from error
@@ -324,13 +338,13 @@ class ZoneBackend:
         try:
             return {**self._by_node(method, fields), "source": "node"}
         except ErgonError as error:
-            # People open this page when a node is down, so the page must work then.
+            # People open this page when a node is down, so it must work then.
             return {**self._by_folder(look, error), "source": "folder"}
 
     def _by_node(self, method: str, fields: dict[str, Any]) -> dict[str, Any]:
         if self.node is None:
             raise NodeUnavailableError("nobody knows where the node listens")
-        # Opened for each question: a node may be restarted, with other certificates, at any time.
+        # Opened for each call: a node may be restarted, with other certificates, at any time.
         with closing(self.node.connect(self.timeout)) as transport:
             answer = transport.call(_ADMIN + method, json.dumps(fields).encode())
         found: dict[str, Any] = json.loads(answer)
@@ -345,14 +359,14 @@ class ZoneBackend:
             with looked_at(self.name, self.settings) as zone:
                 return look(zone)
         except (ConfigurationError, StoreSchemaError):
-            # The error of the node is the one to show: that of the folder would send the reader to
-            # a folder which never was.
-            pass  # no such zone has been there: the node is what was meant
+            # The node's error is the one to show. That of the folder would send the reader to a
+            # folder that never existed.
+            pass  # There never was such a folder: the node was meant.
         raise refusal
 
 
 PROVIDERS = "providers"
-"""The name of the part that the store of provider calls is."""
+"""The name of the store of provider calls among the backends."""
 _NODE_SHARE = 0.6
 """The share of a request's time that a node has to answer; the rest is for its folder."""
 
@@ -366,17 +380,17 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """Everything that the server reads; None is a part that the settings do not name."""
+    """Everything that the server reads. None stands for a backend that the settings do not name."""
 
     jobs: JobBackend | None = None
     providers: Mapping[str, ProviderBackend] = field(default_factory=dict)
-    """By the names of their parts: a provider may have a store of its own."""
+    """The provider stores by backend name, because a provider may have a store of its own."""
     zones: Mapping[str, ZoneBackend] = field(default_factory=dict)
     settings: Settings = field(default_factory=Settings)
-    """What they were made of."""
+    """The settings that they were made from."""
 
     def parts(self) -> Iterator[tuple[str, Backend]]:
-        """Those that are there, by the names under which probes and metrics know them."""
+        """The backends that exist, by the names that probes and metrics use."""
         if self.jobs is not None:
             yield "jobs", self.jobs
         yield from self.providers.items()
@@ -384,7 +398,7 @@ class Backends:
             yield zone_name(name), zone
 
     def close(self) -> None:
-        """Let go of what was opened."""
+        """Close everything that was opened."""
         for each in self.providers.values():
             each.close()
         if self.jobs is not None:
@@ -392,17 +406,21 @@ class Backends:
 
 
 def zone_name(name: str) -> str:
-    """What a zone is called among the parts."""
+    """The name of a zone among the backends."""
     return f"zone:{name}"
 
 
 def provider_store_name(name: str) -> str:
-    """What the store of one provider is called among the parts; without a name, that of all."""
+    """The name of a provider's store among the backends; without a provider, that of the common
+    store.
+    """
     return f"{PROVIDERS}:{name}" if name else PROVIDERS
 
 
 def backends_of(settings: Settings, url: str | None = None) -> Backends:
-    """What the settings name; ``url`` is the store of jobs and provider calls instead of theirs."""
+    """The backends that the settings name. ``url`` replaces their store of jobs and
+    provider calls.
+    """
     jobs = setup_of(settings, url)
     calls = _calls(url) if url else call_stores(settings)
     zones = _zones(settings)
@@ -424,7 +442,8 @@ def backends_of(settings: Settings, url: str | None = None) -> Backends:
         {
             provider_store_name(name): ProviderBackend(each)
             for name, each in calls.items()
-            if not is_in_memory(each)  # of a single provider: the others can still be reported
+            # The error is about a single provider: the others can still be shown.
+            if not is_in_memory(each)
         },
         zones,
         settings,
@@ -432,7 +451,7 @@ def backends_of(settings: Settings, url: str | None = None) -> Backends:
 
 
 def _calls(url: str) -> dict[str, str]:
-    """A store that was named by URL, if it is of a kind that keeps provider calls."""
+    """The store that was named by URL, if it is of a kind that keeps provider calls."""
     return {"": resolve_url(url, Path())} if keeps_calls(url) else {}
 
 
@@ -452,5 +471,5 @@ def _zones(settings: Settings) -> dict[str, ZoneBackend]:
 def _address(file: Path | None, zone: str) -> NodeAddress | None:
     try:
         return node_address(file, zone)
-    except ConfigurationError:  # it lets the node choose its port
+    except ConfigurationError:  # The node chooses its port.
         return None

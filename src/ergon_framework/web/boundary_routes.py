@@ -29,7 +29,7 @@ State = Literal["quarantined", "released", "discarded", "settled", "all"]
 
 
 class QuarantineParams(QueryParams):
-    """Which of the facts that were set aside."""
+    """A filter of the facts that were set aside."""
 
     state: State = "quarantined"
     consumer: str | None = Field(None, description="Only of this consumer.")
@@ -43,7 +43,7 @@ def boundary_routes(pool: BackendPool) -> APIRouter:
 
     @router.get("", summary="Zones, by name", response_model=Page[ZoneItem])
     async def zones(asked: Annotated[ListParams, Query()]) -> Response:
-        """Every zone of the settings; one that does not answer says so."""
+        """Every zone of the settings. A zone that does not answer is marked."""
         after = None if asked.cursor is None else cursor_place(asked.cursor, str)
         rows = await asyncio.gather(*(zone_state(pool, name) for name in pool.backends.zones))
         return json_response(by_name(list(rows), "zone", asked.limit, after))
@@ -61,7 +61,7 @@ def _add_consumers(router: APIRouter, pool: BackendPool) -> None:
         responses=MISSING,
     )
     async def consumers(zone: str, asked: Annotated[ListParams, Query()]) -> Response:
-        """With their cursors and what waits for them."""
+        """The consumers of a zone with their cursors and backlogs."""
         source = pool.zone(zone)
         after = None if asked.cursor is None else cursor_place(asked.cursor, str)
         found = await pool.call(zone_name(zone), source.consumers)
@@ -76,7 +76,7 @@ def _add_losses(router: APIRouter, pool: BackendPool) -> None:
         responses=MISSING,
     )
     async def quarantine(zone: str, asked: Annotated[QuarantineParams, Query()]) -> Response:
-        """Without their content."""
+        """The facts that were set aside, without their content."""
         source = pool.zone(zone)
         after = 0 if asked.cursor is None else cursor_place(asked.cursor, int)
         found = await pool.call(

@@ -1,7 +1,8 @@
-"""A client of ``/api/v1`` for programs: typed answers, and nothing but the standard library.
+"""A client of ``/api/v1`` for programs. Its answers are typed, and it needs the standard library
+only.
 
-It needs neither the store nor the packages of the server. Every failure is an :class:`ApiError`,
-which says in ``status``, ``code`` and ``remedy`` what the server has answered.
+It needs neither the store nor the packages of the server. Every failure is an :class:`ApiError`
+whose ``status``, ``code`` and ``remedy`` are the server's answer.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from ergon_framework.web.addresses import address_of
 
 TIMEOUT = 30.0
 MAX_ANSWER = 64 << 20
-"""Bytes of an answer that are read at most."""
+"""How many bytes of an answer are read."""
 T = TypeVar("T")
 
 
 class ApiError(ErgonError):
-    """The server has refused a request, or has not answered it; ``status`` is 0 then."""
+    """The server has refused a request, or has not answered it. In that case ``status`` is 0."""
 
     code = "api"
 
@@ -38,7 +39,7 @@ class ApiError(ErgonError):
 
 
 class ApiFailure(msgspec.Struct, frozen=True):
-    """How a job failed last."""
+    """The last failure of a job."""
 
     kind: str
     code: str
@@ -46,7 +47,9 @@ class ApiFailure(msgspec.Struct, frozen=True):
 
 
 class ApiJob(msgspec.Struct, frozen=True):
-    """A job as the server tells of it; ``args``, ``kwargs`` and ``result`` only on request."""
+    """A job as the server returns it. ``args``, ``kwargs`` and ``result`` are filled on request
+    only.
+    """
 
     id: str
     status: str
@@ -84,7 +87,7 @@ class ApiQueue(msgspec.Struct, frozen=True):
 
 
 class ApiChange(msgspec.Struct, frozen=True):
-    """A job or a flow that was changed, and where it stands then."""
+    """A job or a flow that was changed, with its new state."""
 
     id: str
     action: str
@@ -151,7 +154,7 @@ class ApiSchedule(msgspec.Struct, frozen=True):
 
 
 class ApiFlow(msgspec.Struct, frozen=True):
-    """A flow; ``why``, ``actions`` and ``signals`` only where one flow was asked for."""
+    """A flow. ``why``, ``actions`` and ``signals`` are filled only when one flow was asked for."""
 
     id: str
     status: str
@@ -184,7 +187,7 @@ class ApiSetAside(msgspec.Struct, frozen=True):
 
 
 class ApiFact(msgspec.Struct, frozen=True):
-    """A fact that was released or discarded, and where it stands then."""
+    """A fact that was released or discarded, with its new state."""
 
     zone: str
     id: int
@@ -214,7 +217,7 @@ class _Queues(msgspec.Struct):
 
 
 _MOST = 1000
-"""Items that the server puts into one page."""
+"""How many items the server puts into one page."""
 
 
 class _Flows(msgspec.Struct):
@@ -232,7 +235,7 @@ class _Why(msgspec.Struct):
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A token must not follow an answer to another server."""
+    """Follows no redirect, because the token must not go to another server."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -249,7 +252,7 @@ class ApiClient:
     """
 
     def __init__(self, url: str, token: str | None = None, *, timeout: float = TIMEOUT) -> None:
-        """``url`` is that of the server; with a ``token`` jobs can be changed."""
+        """``url`` is that of the server. With a ``token`` jobs can be changed."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise ConfigurationError(
@@ -259,7 +262,7 @@ class ApiClient:
         self._url = url.rstrip("/") + "/api/v1"
         self._token = token
         self._timeout = timeout
-        # No proxy of the environment: a token is for this server alone.
+        # No proxy of the environment, because the token is for this server alone.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
 
     def __repr__(self) -> str:
@@ -280,7 +283,7 @@ class ApiClient:
         until: str | None = None,
         payloads: bool = False,
     ) -> Iterator[ApiJob]:
-        """The jobs that match, the newest first; they are read page by page."""
+        """The jobs that match, the newest first. They are read page by page."""
         pairs = [f"{name}={value}" for name, value in (metadata or {}).items()]
         query = {
             "status": status,
@@ -307,7 +310,7 @@ class ApiClient:
         return self._get(address_of("/jobs", job_id), ApiJob, payloads=wanted)
 
     def why(self, job_id: str) -> list[str]:
-        """Why a job is where it is, in sentences."""
+        """Sentences that say why a job is in its state."""
         return self._get(address_of("/jobs", job_id, "/why"), _Why).why
 
     def queues(self) -> list[ApiQueue]:
@@ -333,7 +336,7 @@ class ApiClient:
                 return found
 
     def flows(self, *, status: Sequence[str] = (), limit: int = 100) -> list[ApiFlow]:
-        """The newest flows, in one of these states or in any; as many pages as that takes."""
+        """The newest flows, in one of these states or in any. Several pages are read if needed."""
         return list(islice(self.all_flows(status=status, page=min(limit, _MOST)), limit))
 
     def all_flows(self, *, status: Sequence[str] = (), page: int = 100) -> Iterator[ApiFlow]:
@@ -347,13 +350,15 @@ class ApiClient:
                 return
 
     def flow(self, flow_id: str) -> ApiFlow:
-        """One flow: how it stands, why, what can be done, and which signals it waits for."""
+        """One flow: its state and the reasons, what can be done, and the signals that
+        it waits for.
+        """
         return self._get(address_of("/flows", flow_id), ApiFlow)
 
     def quarantine(
         self, zone: str, *, state: str | None = None, consumer: str | None = None
     ) -> Iterator[ApiSetAside]:
-        """The facts that a zone has set aside, the oldest first; with a ``state`` others."""
+        """The facts that a zone has set aside, the oldest first. ``state`` asks for other facts."""
         path, cursor = f"/boundary/{quote(zone, safe='')}/quarantine", None
         while True:
             found = self._get(path, _Quarantine, state=state, consumer=consumer, cursor=cursor)
@@ -369,7 +374,7 @@ class ApiClient:
         return self._act(job_id, "requeue", reason)
 
     def retry(self, job_id: str, *, reason: str = "") -> ApiChange:
-        """Let a job that waits run now, or one that was cancelled begin anew."""
+        """Run a waiting job now, or start one again that was cancelled."""
         return self._act(job_id, "retry", reason)
 
     def cancel(self, job_id: str, *, reason: str = "") -> ApiChange:
@@ -391,7 +396,7 @@ class ApiClient:
     ) -> ApiEdited:
         """Send a dead-lettered job back with other arguments, as a new job.
 
-        With a ``new_id`` the same call may be made again when its answer was lost.
+        With a ``new_id``, the call may be repeated when its answer was lost.
         """
         body = {
             "args": None if args is None else list(args),
@@ -402,15 +407,15 @@ class ApiClient:
         return self._post(address_of("/jobs", job_id, "/edit-and-requeue"), body, ApiEdited)
 
     def retry_flow(self, flow_id: str, *, reason: str = "") -> ApiChange:
-        """Try the steps of a flow again that failed or were cancelled."""
+        """Run the steps of a flow again that failed or were cancelled."""
         return self._act(flow_id, "retry", reason, "flows")
 
     def skip_flow(self, flow_id: str, *, reason: str = "") -> ApiChange:
-        """Let a flow go on without the steps that failed."""
+        """Continue a flow without the steps that failed."""
         return self._act(flow_id, "skip", reason, "flows")
 
     def cancel_flow(self, flow_id: str, *, reason: str = "") -> ApiChange:
-        """Cancel the steps of a flow that wait; those that run end by themselves."""
+        """Cancel the steps of a flow that wait. Steps that run go on to their end."""
         return self._act(flow_id, "cancel", reason, "flows")
 
     def purge_flow(self, flow_id: str, *, reason: str = "") -> ApiChange:
@@ -425,15 +430,15 @@ class ApiClient:
         return self._post(address_of("/flows", flow_id, "/signal"), body, ApiChange)
 
     def pause_queue(self, queue: str) -> ApiPaused:
-        """Let no job of a queue be started; what runs goes on."""
+        """Start no more jobs of a queue. Jobs that run go on."""
         return self._post(address_of("/queues", queue, "/pause"), {}, ApiPaused)
 
     def resume_queue(self, queue: str) -> ApiPaused:
-        """Let jobs of a queue be started again."""
+        """Start jobs of a paused queue again."""
         return self._post(address_of("/queues", queue, "/resume"), {}, ApiPaused)
 
     def fire_schedule(self, schedule: str) -> ApiFired:
-        """Enqueue the job of a schedule now, beside its fires."""
+        """Enqueue the job of a schedule now, besides its fires."""
         return self._post(address_of("/schedules", schedule, "/fire"), {}, ApiFired)
 
     def pause_schedule(self, schedule: str) -> ApiPausedSchedule:
@@ -452,11 +457,13 @@ class ApiClient:
         return self._post(address_of("/schedules", schedule, "/delete"), {}, ApiDeletedSchedule)
 
     def release_fact(self, zone: str, item: int, *, reason: str = "") -> ApiFact:
-        """Deliver a fact that was set aside once more; the same again is fine."""
+        """Deliver a fact that was set aside once more. Repeating the call does no harm."""
         return self._settle(zone, item, "release", reason)
 
     def discard_fact(self, zone: str, item: int, *, reason: str = "") -> ApiFact:
-        """Give a fact that was set aside up for its consumer, for good; the same again is fine."""
+        """Give a fact up for the consumer that set it aside, for good. Repeating the call does no
+        harm.
+        """
         return self._settle(zone, item, "discard", reason)
 
     def bulk(
@@ -507,7 +514,7 @@ class ApiClient:
             headers["Content-Type"] = "application/json"
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
-        # The scheme was looked at when the client was made.
+        # The scheme was checked when the client was made.
         request = urllib.request.Request(self._url + path, body, headers)  # noqa: S310
         try:
             with self._opener.open(request, timeout=self._timeout) as answer:
