@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from ergon_framework.errors import StoreSchemaError, StoreUnavailableError
 from ergon_framework.ports.providerstore import ProviderStore
+from ergon_framework.providers.migrations.commands import upgrade
+from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.store_urls import open_store
 from ergon_framework.providers.stores.database import LazyOpen
@@ -86,6 +90,24 @@ def test_what_is_durable_is_on_disk_meanwhile(away: Away, tmp_path: Path) -> Non
     assert len(rows(provider, "c")) == 1
     assert list((tmp_path / "spill").glob("*")) == []
     provider.close()
+
+
+def test_a_file_that_others_lock_is_opened_in_the_time_of_a_call(tmp_path: Path) -> None:
+    """Another writer may hold it for long: the call goes by what its process knows."""
+    file = tmp_path / "disk" / "work.db"
+    store = open_store(f"sqlite:///{file}")
+    file.parent.mkdir()
+    with database_of(f"sqlite:///{file}").connect(creates=True) as connection:
+        upgrade(connection)
+    provider = Scripted(store=store, spill=tmp_path / "spill")
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        began_at = time.monotonic()
+        assert call(provider, correlation_id="c").success
+        assert time.monotonic() - began_at < 4, "the busy timeout is 5 s, that of the breaker 0.5 s"
+    assert len(rows(provider, "c")) == 1
+    provider.close()
+    store.close()
 
 
 def test_it_is_told_when_it_is_built(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

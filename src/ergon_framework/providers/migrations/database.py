@@ -33,7 +33,7 @@ from ergon_framework.storage.sqlite.connections import prepare_file, tighten_fil
 from ergon_framework.storage.urls import is_cut_short, path_in, store_operand, taken_apart
 
 _FORMS = "write sqlite:///work.db, sqlite:////var/lib/work.db or postgresql://user@host/name"
-_CONNECT_TIMEOUT = 10  # seconds for a server to answer, and for another writer of a file to end
+_CONNECT_TIMEOUT = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +77,24 @@ class MigrationDatabase:
         return shlex.join(["ergon", "db", "upgrade", "--store", f"sqlite:///{self.file}"])
 
     @contextmanager
-    def connect(self, *, creates: bool = False) -> Iterator[Connection]:
-        """A connection in a transaction. A missing file is created only with ``creates``."""
+    def connect(
+        self, *, creates: bool = False, timeout: float = _CONNECT_TIMEOUT
+    ) -> Iterator[Connection]:
+        """A connection in a transaction. A missing file is created only with ``creates``.
+
+        ``timeout`` is in seconds: for a server to answer, and for another writer of a file to end.
+        """
         if self.file is not None and not creates and not self.file.exists():
             raise StoreUnavailableError(
                 f"there is no file {self.file}", remedy=f"{self.upgrade_command} makes it"
             )
         if self.file is not None:
             prepare_file(self.file.absolute(), may_create=creates)
-        timeout = "timeout" if self.file is not None else "connect_timeout"
+        bound = {"connect_timeout": int(timeout)} if self.file is None else {"timeout": timeout}
         engine = create_engine(
             self.url,
             poolclass=NullPool,
-            connect_args={timeout: _CONNECT_TIMEOUT}
-            | ({"prepare_threshold": None} if self.is_shared else {}),
+            connect_args=bound | ({"prepare_threshold": None} if self.is_shared else {}),
             hide_parameters=True,
         )
         if self.file is None and not self.is_shared:

@@ -221,18 +221,25 @@ class SqliteProviderDatabase:
     def _opened(self) -> Database:
         if self.is_closed:
             raise StoreUnavailableError(f"{self.path} is closed", remedy="open it again")
+        # In the time of the call that needs it: whoever holds the lock may keep it for long.
+        seconds = PROVIDER_BUDGET.at_most(self._busy_timeout)
         try:
-            if not self._has_tables():
-                _make_tables(self.path)
-            return Database(self.path, schema=_TABLES, busy_timeout=self._busy_timeout)
+            if not self._has_tables(seconds):
+                _make_tables(self.path, seconds)
+            return Database(
+                self.path,
+                schema=_TABLES,
+                busy_timeout=self._busy_timeout,
+                opening_timeout=seconds,
+            )
         except (sqlite3.Error, OSError) as error:
             raise self._translated(error) from error
 
-    def _has_tables(self) -> bool:
+    def _has_tables(self, seconds: float) -> bool:
         """Whether any of our migrations has run; a file that is not one is refused further on."""
         if not self.path.exists():
             return False
-        with closing(open_reader(self.path, connect, self._busy_timeout)) as connection:
+        with closing(open_reader(self.path, connect, seconds)) as connection:
             return _revision(connection) is not None
 
     def _translated(self, error: Exception) -> StoreError:
@@ -251,10 +258,11 @@ class SqliteProviderDatabase:
         )
 
 
-def _make_tables(path: Path) -> None:
+def _make_tables(path: Path, seconds: float) -> None:
     """Make the tables as ``ergon db upgrade`` does; Alembic is imported only for that."""
     from ergon_framework.providers.migrations.commands import upgrade
     from ergon_framework.providers.migrations.database import database_of
 
-    with database_of(f"sqlite:///{path}").connect(creates=True) as connection:
+    database = database_of(f"sqlite:///{path}")
+    with database.connect(creates=True, timeout=seconds) as connection:
         upgrade(connection)

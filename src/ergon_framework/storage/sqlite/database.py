@@ -149,10 +149,14 @@ class Database:
         *,
         schema: SqliteSchema,
         busy_timeout: float = 5.0,
+        opening_timeout: float | None = None,
         read_only: bool = False,
         connect: Connect = connect,
         limits: SqliteLimits = DEFAULT_LIMITS,
     ) -> None:
+        """Open the file. ``busy_timeout`` is how long other writers are waited for;
+        ``opening_timeout`` goes before it while the file is opened.
+        """
         self.path = Path(path).absolute()
         self._schema = schema
         self._timeout = busy_timeout
@@ -160,7 +164,7 @@ class Database:
         self._connect = connect
         self._file: OpenFile | None = acquire(real_path(self.path), connect, limits)
         try:
-            self._open(self._file)
+            self._open(self._file, busy_timeout if opening_timeout is None else opening_timeout)
         except BaseException:
             self.close()
             raise
@@ -244,11 +248,11 @@ class Database:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _open(self, file: OpenFile) -> None:
+    def _open(self, file: OpenFile, timeout: float) -> None:
         if self._is_read_only:
-            file.readers.read(lambda found: self._schema.check(found, self.path), self._timeout)
+            file.readers.read(lambda found: self._schema.check(found, self.path), timeout)
         else:
-            file.writer.adopt(self._schema, self._timeout)
+            file.writer.adopt(self._schema, timeout)
 
     def _refuse_closed(self) -> OpenFile:
         raise StoreUnavailableError(f"{self.path} is closed", remedy="open it again")
