@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -159,6 +160,34 @@ def test_a_store_that_is_slow_to_open_keeps_no_other_unit_waiting(
     with app:
         assert app.run(burst=True).completed == 1
         assert rates.health() == [], "who needs the store waits until it is open"
+
+
+@pytest.mark.parametrize("kind", ["provider", "zone"])
+def test_an_app_is_closed_while_another_thread_opens_a_part_of_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening asks for the settings of the App, and closing waits for what is being opened."""
+    app = App(f"sqlite:///{tmp_path / 'work.db'}", name="shop")
+    is_opening, goes_on = threading.Event(), threading.Event()
+    asked: Any = vars(App)["settings"]
+
+    def slowly(self: App) -> Any:
+        is_opening.set()
+        assert goes_on.wait(30)
+        return asked.fget(self)
+
+    monkeypatch.setattr(App, "settings", property(slowly))
+    part = app.provider("rates", capability="exchange") if kind == "provider" else app.zone("plant")
+    opening = threading.Thread(target=part.open_early, daemon=True)
+    opening.start()
+    assert is_opening.wait(30)
+    closing = threading.Thread(target=app.close, daemon=True)
+    closing.start()
+    closing.join(0.3)  # it waits now, or would soon
+    goes_on.set()
+    for each in (opening, closing):
+        each.join(10)
+        assert not each.is_alive(), "each waits for the other"
 
 
 OPENED = """

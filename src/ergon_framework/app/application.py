@@ -595,15 +595,20 @@ class App:
     def close(self) -> None:
         """Close the stores, for all users in this process. The next use opens them again."""
         with self._lock:
-            for provider in self._providers:
-                provider.close()
-            for zone in self._zones.values():
-                zone.close()
-            if self._async_client is not None:
-                self._async_client.shut()
-            if self._client is not None:
-                self._client.close()
-            self._client = self._async_client = None
+            providers, zones = [*self._providers], [*self._zones.values()]
+        # Without the lock: one that another thread is opening, which is waited for, asks for the
+        # settings.
+        for provider in providers:
+            provider.close()
+        for zone in zones:
+            zone.close()
+        with self._lock:
+            client, self._client = self._client, None
+            async_client, self._async_client = self._async_client, None
+        if async_client is not None:
+            async_client.shut()
+        if client is not None:
+            client.close()
 
     def __enter__(self) -> Self:
         """Use it in a block: the last of all blocks that end lets go of the stores.
@@ -617,8 +622,9 @@ class App:
     def __exit__(self, *exc: object) -> None:
         with self._lock:
             self._blocks -= 1
-            if not self._blocks:
-                self.close()
+            is_last = not self._blocks
+        if is_last:
+            self.close()
 
     # ---- running ----
 
@@ -667,7 +673,8 @@ class App:
                 scope = stack.enter_context(shared_lifespans(self._dependencies))
                 # Making the tables of a new store takes a second, and more on a busy machine. The
                 # first message has its own timeout, and must not pay for that.
-                open_early(provider.open_early for provider in self._providers)
+                stop = open_early([provider.open_early for provider in self._providers])
+                stack.callback(stop)
             consumers = self._consumer_parts(scope, burst=burst)
             worker = None
             if self.registry.names or self.setup.executors or not (consumers or self._zones):

@@ -231,16 +231,21 @@ def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
 # ---- stores, before they are needed --------------------------------------------------------------
 
 
-def open_early(openings: Iterable[Callable[[], object]]) -> None:
+def open_early(openings: Iterable[Callable[[], object]]) -> Callable[[], None]:
     """Open what the first unit would open in its time, and wait for that.
 
     A store that keeps the process waiting, such as one on a server that does not answer, goes on
     being opened in its thread: units that do not need it are in nobody's way, and those that do
     wait for it. Imports and new tables, which keep the process busy, are waited for.
+
+    What is returned stops it: what is not being opened yet stays closed.
     """
+    is_over = threading.Event()
 
     def open_all() -> None:
         for opening in [*openings]:
+            if is_over.is_set():
+                return
             opening()
 
     thread = SYSTEM_CLOCK.spawn("ergon-open-early", partial(copy_context().run, open_all))
@@ -250,6 +255,7 @@ def open_early(openings: Iterable[Callable[[], object]]) -> None:
         thread.join(_SLICE)
         if time.process_time() - used < _BUSY:
             idle += _SLICE  # and not more, if the process was stopped meanwhile
+    return is_over.set
 
 
 # ---- lifespans -----------------------------------------------------------------------------------
