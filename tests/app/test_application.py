@@ -614,6 +614,21 @@ def ran(path: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["queue", "json"])
+def test_a_script_that_hides_a_module_of_python_is_refused(tmp_path: Path, name: str) -> None:
+    """Before it stores a job: its worker could not import the module, or not record an outcome."""
+    path = tmp_path / f"{name}.py"
+    path.write_text(NEIGHBOUR)
+    done = subprocess.run(  # noqa: S603 - our own script
+        [sys.executable, str(path), "ada"], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 1
+    assert f"is called like Python's module {name!r}" in done.stderr
+    assert f"(rename the file, for example to my_{name}.py)" in done.stderr
+    assert not list(tmp_path.glob("ergon.db*"))
+
+
 NEIGHBOUR = """
 import sys
 from ergon_framework import App

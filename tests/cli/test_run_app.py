@@ -295,6 +295,7 @@ def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("-dash.py", "./-dash.py"),
         ("noext", "noext"),
         ("shop.pyz", "shop.pyz"),
+        ("__main__.py", "__main__.py"),
     ],
 )
 def test_a_name_that_cannot_be_imported_is_refused_with_a_command_that_works(

@@ -57,7 +57,7 @@ def _of_script(script: Path, name: str) -> App:
             f"{str(script)!r} has a name that no other process could import: it lacks .py",
             remedy=f"rename it, or run it with python {_pasted(script)}",
         )
-    if not script.stem.isidentifier():
+    if not script.stem.isidentifier() or script.stem == "__main__":
         raise WiringError(
             f"{str(script)!r} has a name that no other process could import",
             remedy=f"rename it, or run it with python {_pasted(script)}",

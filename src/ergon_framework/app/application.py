@@ -163,6 +163,7 @@ class App:
         self._config = None if place is None else Path(place)
         self._globals, self._maker = _caller(self)
         file = self._file = _file_in(self._globals)
+        _refuse_name_of_python(self._globals, file)
         self._home = _outside_of_package(self._find_home())
         self._given_name = None if name is None else checked_name(name)
         self._name = self._given_name or _name_of(file)
@@ -999,6 +1000,22 @@ def _outside_of_package(home: Path) -> Path:
             remedy="write app = App() in a file of your own, or start in a folder of your own",
         )
     return home
+
+
+def _refuse_name_of_python(names: Mapping[str, Any], file: Path | None) -> None:
+    """Refuse a file such as ``queue.py`` or ``json.py``: whatever imports a module of Python, which
+    may be the recording of an outcome, would get this file instead.
+    """
+    if file is None:
+        return
+    spec, name = names.get("__spec__"), str(names.get("__name__"))
+    module = spec.name if spec is not None else file.stem if name == "__main__" else name
+    if module in sys.stdlib_module_names:
+        raise WiringError(
+            f"the file {file} is called like Python's module {module!r}, and is imported in its"
+            " place",
+            remedy=f"rename the file, for example to my_{module}.py",
+        )
 
 
 def _file_in(names: Mapping[str, Any]) -> Path | None:
