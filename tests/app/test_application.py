@@ -672,6 +672,48 @@ def test_jobs_from_before_a_script_had_a_name_still_run(tmp_path: Path) -> None:
         assert [job.result(0) for job in jobs] == [f"{path} to ada"] * 2
 
 
+HIDDEN = """
+from ergon_framework import App
+
+app = App()
+
+def main() -> None:
+    @app.job
+    def shrink(path: str) -> str:
+        return path
+
+    job = shrink.enqueue("a.png")
+    app.run(burst=True, processes=1)
+    try:
+        job.result(timeout=0)
+    except TimeoutError as error:
+        print(error)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.slow
+def test_a_handler_that_an_import_does_not_define_is_told_with_what_to_do(tmp_path: Path) -> None:
+    """By each run, although only the first is given the job; by who waits; and by the job."""
+    path = tmp_path / "hidden.py"
+    path.write_text(HIDDEN)
+    advice = "define it at the top level of the file, outside of functions"
+    for _ in range(2):
+        done = subprocess.run(  # noqa: S603 - our own script
+            [sys.executable, str(path)], capture_output=True, text=True, timeout=50, check=False
+        )
+        assert "executor 'hidden' has no handler 'shrink', although the program" in done.stderr
+        assert done.stderr.count(advice) == 1
+        assert "and waits for a worker that has the handler 'hidden#shrink'" in done.stdout
+        assert "ergon why" in done.stdout
+    with JobClient(f"sqlite:///{tmp_path / 'ergon.db'}") as client:
+        told = [str(client.show(job.id)["history"]) for job in client.store.search(Search())]
+    assert len(told) == 2
+    assert any(advice in each for each in told)
+
+
 @pytest.mark.slow
 def test_a_script_may_import_its_app_behind_the_guard(tmp_path: Path) -> None:
     """An executor imports the module that makes the App, for the script would not hold it."""

@@ -790,7 +790,12 @@ class App:
         added = {name: own if name == own_name else few for name in missing}
         default = setup.jobs.default_executor or own_name
         jobs = setup.jobs.model_copy(update={"default_executor": default})
-        return replace(setup, jobs=jobs, executors={**setup.executors, **added})
+        return replace(
+            setup,
+            jobs=jobs,
+            executors={**setup.executors, **added},
+            own_handlers=dict.fromkeys(added, frozenset(self.registry.names)),
+        )
 
     @property
     def _startup_timeout(self) -> float:
@@ -864,7 +869,8 @@ class App:
             return _not_importable(f"the App of {self._file} is made {late}", "app")
         return WiringError(
             "an App can only be run from a file that holds it as a global name",
-            remedy="write app = App() at the top of a script",
+            remedy="write app = App() at the top of a script; where there is no file, as in a"
+            " notebook, app.drain() runs what is due in this process",
         )
 
     def _refuse_namesake(self) -> None:

@@ -48,6 +48,8 @@ class JobSetup:
     read_elsewhere: frozenset[str] = frozenset()  # variables that hold secrets of other parts
     declared: Mapping[str, Mapping[str, ScheduleSettings]] = field(default_factory=dict)
     """Schedules that an App declares, by their source, which is not the settings file."""
+    own_handlers: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Handlers that an App has in this process, by the executor that imports its file."""
 
     def kept(self) -> Self:
         """The setup itself; refused if its store is in memory and would end with this command."""
@@ -130,6 +132,7 @@ class JobSetup:
             prepare=lambda: self.limit_again(store),
             read_elsewhere=self.read_elsewhere,
             max_failed_starts=max_failed_starts,
+            own_handlers=self.own_handlers,
         )
 
 

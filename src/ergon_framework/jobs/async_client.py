@@ -439,7 +439,7 @@ class AsyncJobClient:
             job = await in_time(lambda: found(self._sync().store, job_id))
             if job.status.is_final:  # just now
                 return await self._result_of(job)
-            raise timed_out(job, timeout) from None
+            raise timed_out(job, timeout, self._sync().store) from None
         finally:
             watcher.remove(job_id, when_ended)
 

@@ -123,6 +123,13 @@ EXIT_POLL_INTERVAL = 0.5
 
 MAX_LACKING = 100
 """How many missing handlers are logged, each of them once."""
+MAX_NAMED = 5
+"""How many handlers one message names."""
+_NOT_IMPORTED = (
+    "although the program that started the worker has: an import of its file does not define it"
+    " (define it at the top level of the file, outside of functions and of"
+    ' `if __name__ == "__main__":`)'
+)
 
 EXPECTED_ENDS = frozenset(
     {EndReason.STOP, EndReason.RECYCLED, EndReason.LEASE_LOST, EndReason.CANCELLED}
@@ -182,8 +189,13 @@ class ExecutorPool:
         owner: PoolOwner,
         *,
         confused_after: float = CONFUSED_AFTER,
+        own_handlers: frozenset[str] = frozenset(),
     ) -> None:
+        """``own_handlers``: those that the program of this worker has itself, if its processes are
+        to have them, too.
+        """
         self.name = name
+        self._own_handlers = own_handlers
         self._confused_after = confused_after
         self.settings = settings
         self.processes: list[ExecutorProcess] = []
@@ -465,6 +477,7 @@ class ExecutorPool:
         handlers = self.handlers
         if handlers is None:
             return
+        self._tell_of_own_handlers(handlers)
         for claims in (self._waiting, self._solos):
             for claim in [each for each in claims if each.handler not in handlers]:
                 claims.remove(claim)
@@ -476,10 +489,30 @@ class ExecutorPool:
         """
         handler, named = claim.handler, claim.job.executor.partition("#")[0]
         text = f"this worker's executor {self.name!r} has no handler {handler!r}"
+        if handler in self._own_handlers:
+            text += f", {_NOT_IMPORTED}"
         if handler not in self._lacking and len(self._lacking) < MAX_LACKING:
             self._lacking.add(handler)
             logger.warning("%s: its jobs wait for a worker that has it", text)
         self._owner.finish(claim, HandlerMissing(named, handler, text), None, None)
+
+    def _tell_of_own_handlers(self, handlers: frozenset[str]) -> None:
+        """Tell which handlers of this program an import of its file does not make.
+
+        Told before a job asks for one: a job that was given back once is not claimed again.
+        """
+        lacking = sorted(self._own_handlers - handlers - self._lacking)
+        if lacking:
+            self._lacking.update(lacking)
+            names = ", ".join(map(repr, lacking[:MAX_NAMED]))
+            more = f" and {len(lacking) - MAX_NAMED} more" if len(lacking) > MAX_NAMED else ""
+            logger.warning(
+                "this worker's executor %r has no handler %s%s, %s; jobs for it wait",
+                self.name,
+                names,
+                more,
+                _NOT_IMPORTED,
+            )
 
     def _give_back(self) -> None:
         for claim in (*self._waiting, *self._solos):

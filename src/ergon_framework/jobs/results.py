@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import JobStatus
+from ergon_framework.core.job import HANDLER_MISSING, JobStatus
 from ergon_framework.core.text import indented
 from ergon_framework.engine.clocks import SYSTEM_CLOCK, sleep_until
 from ergon_framework.errors import (
@@ -183,7 +183,7 @@ def wait_for(
                 return job
             left = poll if until is None else min(poll, until - now())
             if left <= 0:
-                raise timed_out(job, timeout)
+                raise timed_out(job, timeout, store)
             # The end of any job wakes this thread: in a busy store that is many times a second, and
             # each time costs a read.
             if waiter.wait(left):
@@ -279,11 +279,14 @@ def not_found(job_id: str, options: str = "") -> JobNotFoundError:
     )
 
 
-def timed_out(job: Job, timeout: float | None) -> ResultTimeoutError:
-    """The error for a wait that is over while the job goes on."""
+def timed_out(job: Job, timeout: float | None, store: JobStore) -> ResultTimeoutError:
+    """The error for a wait that is over while the job goes on, or waits for a worker."""
+    is_left = job.why == HANDLER_MISSING and not job.status.is_final
+    reason = f", and waits for a worker that has the handler {job.handler!r}" if is_left else ""
+    hints = ["" if is_left else "wait longer; the job goes on", why_hint(store, job.id)]
     return ResultTimeoutError(
-        f"the job {job.id} is still {job.status} after {timeout:g} seconds",
-        remedy="wait longer; the job goes on",
+        f"the job {job.id} is still {job.status} after {timeout:g} seconds{reason}",
+        remedy="; ".join(filter(None, hints)) or "start a worker that has the handler",
         details={"job_id": job.id, "status": job.status.value},
     )
 

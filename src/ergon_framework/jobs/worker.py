@@ -279,12 +279,14 @@ class Worker:
         read_elsewhere: frozenset[str] = frozenset(),
         timing: WorkerTiming | None = None,
         max_failed_starts: int | None = None,
+        own_handlers: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
         """``prepare`` writes queue limits that the store has lost, and yields the name of each.
 
         ``read_elsewhere``: variables with secrets of other parts, which executors do not get.
         ``max_failed_starts``: after so many failed starts in a row the worker ends with an error,
         if the executor has never come up; None: it tries for ever, and its jobs wait.
+        ``own_handlers``: for each executor, the handlers that this program has and its processes should have.
         """
         self.settings = settings or JobsSettings()
         self.executors = {key: checked(key, value) for key, value in executors.items()}
@@ -304,6 +306,7 @@ class Worker:
         self._schedules = schedules
         self._prepare = prepare
         self._max_failed_starts = max_failed_starts
+        self._own_handlers = own_handlers or {}
         self._stops = 0
         self._stop_lock = threading.Lock()
         self._is_ending = False  # only the ends of processes are waited for
@@ -463,7 +466,13 @@ class Worker:
     def _make_pools(self) -> None:
         confused_after = self._timing.confused_after
         self._pools = {
-            key: ExecutorPool(key, value, self, confused_after=confused_after)
+            key: ExecutorPool(
+                key,
+                value,
+                self,
+                confused_after=confused_after,
+                own_handlers=self._own_handlers.get(key, frozenset()),
+            )
             for key, value in self.executors.items()
         }
         allow_descriptors(sum(each.max_processes for each in self.executors.values()))
