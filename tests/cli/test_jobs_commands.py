@@ -185,6 +185,8 @@ def test_enqueue_at_a_time(ergon: JobCommands) -> None:
     ("arguments", "told"),
     [
         (["h", "--args", "[1"], "--args is not JSON"),
+        (["h", "--args", "['a.png']"], """write it like --args '["a.png", 3]'"""),
+        (["h", "--kwargs", "width=3"], """write it like --kwargs '{"width": 3}'"""),
         (["h", "--args", "{}"], "--args is no JSON array"),
         (["h", "--args", "[NaN]"], "NaN is no number in JSON"),
         (["h", "--args", '[{"a": 1, "a": 2}]'], "--args is not JSON: a name stands twice"),

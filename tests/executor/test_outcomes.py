@@ -173,6 +173,15 @@ def test_a_result_that_holds_itself_is_an_error() -> None:
     assert line(succeeded("j", loop))["error_type"] == "unserialisable_result"
 
 
+def test_a_result_that_was_not_awaited_is_told_as_such() -> None:
+    """A forgotten await is the reason, and not a type that JSON lacks."""
+    result = asyncio.sleep(0)
+    told = line(succeeded("j", result))
+    result.close()
+    assert told["error_type"] == "unserialisable_result"
+    assert "it was not awaited (write await before the call" in told["error_message"]
+
+
 def test_a_model_whose_dump_breaks_is_an_error() -> None:
     """Code of the user's runs there, and may do anything."""
 

@@ -239,6 +239,9 @@ def test_no_worker_runs_what_a_script_declares(one: OneJob) -> None:
     assert "its script:  ergon run '/srv/my work/thumbs.py'" in told(Starters(script=script))
     known = Starters(executors=["thumbs"], script=script)
     assert f"This starts one:  ergon worker{options}" in told(known)
+    one.id = one.client.enqueue("shrink", id="b")
+    assert f"This starts one:  ergon worker{options}" in told(Starters())
+    assert "No executor is defined that could run it: add [executors.NAME]" in told(Starters([]))
 
 
 def test_no_worker_takes_the_queue(one: OneJob) -> None:

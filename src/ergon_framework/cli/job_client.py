@@ -204,8 +204,10 @@ def json_value(where: str, text: str) -> Any:
             "nested too deeply" if isinstance(error, RecursionError) else str(error)
         )
         place = f" at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
-        is_line = where.startswith("line ")
-        remedy = "mend the line" if is_line else "quote it for the shell"
+        example = {"--args": """'["a.png", 3]'""", "--kwargs": """'{"width": 3}'"""}.get(where)
+        remedy = "quote it for the shell" if example is None else f"write it like {where} {example}"
+        if where.startswith("line "):
+            remedy = "mend the line"
         raise JobError(f"{where} is not JSON: {problem}{place}", remedy=remedy) from None
 
 

@@ -326,12 +326,15 @@ def _handler_call(handler: str | None, args: str | None, kwargs: str | None) -> 
     )
 
 
+_EXAMPLES = {list: """'["a.png", 3]'""", dict: """'{"width": 3}'"""}
+
+
 def _json_option(option: str, text: str, kind: type) -> Any:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(
-            f"{option} is no JSON: {error}", remedy="quote it for the shell"
+            f"{option} is no JSON: {error}", remedy=f"write it like {option} {_EXAMPLES[kind]}"
         ) from error
     if not isinstance(value, kind):
         wanted = "an array" if kind is list else "an object"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Iterator
+from inspect import isawaitable
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -185,6 +186,8 @@ def _two_keys(name: str) -> str:
 
 
 def _unwritable(outcome: Outcome, reason: str) -> tuple[Outcome, bytes]:
+    if isawaitable(outcome.result):
+        reason = "it was not awaited (write await before the call that returned it)"
     outcome = refused(
         outcome.job_id,
         UNSERIALISABLE,

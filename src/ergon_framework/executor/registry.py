@@ -204,7 +204,9 @@ class Registry:
         gathering = _checked_batch(name, batch, linger)
         if name in self._handlers:
             raise WiringError(
-                f"there are two handlers named {name!r}", remedy="give one of them another name"
+                f"there are two handlers named {name!r}",
+                remedy="give one of them another name; a function that a decorator returns has that"
+                " of yours if the decorator uses functools.wraps",
             )
         handler = Handler(name, function, {}, self, *gathering)
         handler.heartbeat = _checked_heartbeat(name, heartbeat, batch)

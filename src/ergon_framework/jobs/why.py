@@ -7,7 +7,7 @@ A pure function: its caller has read the job, its queue and the workers from the
 from __future__ import annotations
 
 import shlex
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -57,8 +57,8 @@ MAX_EVENTS = 10
 class Starters:
     """What an operator can start for a job that no worker takes."""
 
-    executors: Container[str] = ()
-    """The executors that the settings define, so that ``ergon worker`` runs them."""
+    executors: Collection[str] | None = None
+    """The executors that the settings define; ``ergon worker`` runs them. None: not known."""
     script: Path | None = None
     """The script that the job names as its executor, if it was found."""
 
@@ -371,7 +371,12 @@ def _starting(job: Job, starters: Starters, options: str, version: str | None) -
     """How to start a worker for it. The jobs of a script run only in that script's own worker."""
     executor = job.executor.partition("#")[0] or route(job.handler)[0]
     quoted = None if version is None else shlex.quote(version)
-    if not executor or executor in starters.executors:
+    if not executor and starters.executors is not None and not starters.executors:
+        return (
+            "No executor is defined that could run it: add [executors.NAME] with a command to"
+            " ergon.toml and start ergon worker, or run a script with an App on this store."
+        )
+    if not executor or executor in (starters.executors or ()):
         own = "" if quoted is None else f" --version {quoted}"
         return f"This starts one:  ergon worker{own}{options}"
     if starters.script is not None:

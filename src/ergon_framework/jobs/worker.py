@@ -286,7 +286,8 @@ class Worker:
         ``read_elsewhere``: variables with secrets of other parts, which executors do not get.
         ``max_failed_starts``: after so many failed starts in a row the worker ends with an error,
         if the executor has never come up; None: it tries for ever, and its jobs wait.
-        ``own_handlers``: for each executor, the handlers that this program has and its processes should have.
+        ``own_handlers``: for each executor, the handlers that this program has and its processes
+        should have.
         """
         self.settings = settings or JobsSettings()
         self.executors = {key: checked(key, value) for key, value in executors.items()}
