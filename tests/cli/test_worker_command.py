@@ -193,6 +193,36 @@ def test_sigterm_gives_back_what_outlasts_the_grace(place: Path, handler: str) -
     assert not is_alive(int(trace.read_text(encoding="utf-8")))
 
 
+@pytest.mark.parametrize("prefix", [[], ["nohup"]])
+def test_a_terminal_that_is_closed_stops_the_worker_as_sigterm_does(
+    place: Path, prefix: list[str]
+) -> None:
+    """What runs is given back at once, not when a lease expires; under nohup the work goes on."""
+    trace = place / "pid"
+    ergon(place, "enqueue", "wait", "--args", json.dumps([str(trace)]), "--id", "long")
+    grace = {"ERGON_JOBS__GRACE": "0.1", "ERGON_EXECUTORS__PYTHON__KILL_GRACE": "0.2"}
+    worker = subprocess.Popen(  # noqa: S603 - our own command
+        [*prefix, sys.executable, "-m", "ergon_framework.cli", "worker"],
+        cwd=place,
+        env={**os.environ, **grace},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_until(lambda: trace.exists() and trace.read_text(encoding="utf-8"))
+        worker.send_signal(signal.SIGHUP)
+        if prefix:
+            with pytest.raises(subprocess.TimeoutExpired):
+                worker.wait(timeout=1)
+            worker.send_signal(signal.SIGTERM)
+        _, errors = worker.communicate(timeout=30)
+    finally:
+        worker.kill()
+    assert worker.returncode == 0, errors
+    assert (show(place, "long")["status"], show(place, "long")["attempts"]) == ("pending", 0)
+
+
 @pytest.mark.req("X13", "X11")
 def test_a_killed_worker_is_survived(place: Path) -> None:
     """SIGKILL, then another worker: the job is rescued, charged and finished once."""

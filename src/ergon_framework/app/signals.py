@@ -29,7 +29,9 @@ _BY_HANDLER = 0x80
 class SignalListener:
     """Calls ``heard`` with each signal, in a thread of its own, from ``with`` to its end.
 
-    A signal within half a second of another one counts as the same, and is not passed on.
+    A signal within half a second of another one counts as the same, and is not passed on. SIGHUP,
+    which a terminal sends when it is closed, counts as SIGTERM, unless ``nohup`` has it ignored or
+    somebody else handles it.
     Outside of the main thread, where Python lets nobody handle signals, it hears nothing.
     """
 
@@ -48,7 +50,8 @@ class SignalListener:
             # A signal handler must never wait for a thread to read.
             os.set_blocking(self._write_end, False)
             self._fd_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
-            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            taken = (*SIGNALS, signal.SIGHUP) if self._takes_hangups() else SIGNALS
+            self._before = {number: signal.signal(number, self._handle) for number in taken}
             # In a thread: what a handler calls runs between two instructions of any code, which may
             # hold the lock that the call wants.
             SYSTEM_CLOCK.spawn("ergon-signals", self._listen)
@@ -63,6 +66,13 @@ class SignalListener:
         signal.set_wakeup_fd(self._fd_before)
         os.write(self._write_end, bytes([_END]))  # the thread closes both ends
 
+    @staticmethod
+    def _takes_hangups() -> bool:
+        """Whether SIGHUP would end the process at once, or reach a listener around this one."""
+        handler = signal.getsignal(signal.SIGHUP)
+        around = getattr(handler, "__func__", None) is SignalListener._handle
+        return handler == signal.SIG_DFL or around
+
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         """The handler: an event loop may have replaced the wake-up descriptor."""
         with suppress(BlockingIOError):  # full of signals: then one more tells nothing new
@@ -73,10 +83,14 @@ class SignalListener:
         told_at: float | None = None
         while (byte := os.read(self._read_end, 1)[0]) != _END:
             number = byte & ~_BY_HANDLER
-            if number not in SIGNALS:
+            if number == signal.SIGHUP and byte != number:
+                # By the handler alone: the descriptor also has a SIGHUP that somebody else handles.
+                number, written, handled = int(signal.SIGTERM), written + 1, handled + 1
+            elif number in SIGNALS:
+                # Each comes once by each way, unless one of the two ways is closed.
+                written, handled = written + (byte == number), handled + (byte != number)
+            else:
                 continue
-            # Each signal comes once by each way, unless one of the two ways is closed.
-            written, handled = written + (byte == number), handled + (byte != number)
             if max(written, handled) > heard:
                 heard += 1
                 now = self._now()
