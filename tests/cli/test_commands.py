@@ -280,6 +280,16 @@ def test_a_defect_of_ours_is_no_traceback_either(
     assert "Traceback" in ergon("tasks", "--debug").err
 
 
+@pytest.mark.parametrize("words", ["jobs list --config", "db export"])
+def test_a_file_that_cannot_be_opened_is_no_defect_of_ours(ergon: Ergon, words: str) -> None:
+    """A name that is too long, for example: the user names another one."""
+    answer = ergon(*words.split(), "x" * 5000)
+    assert answer.code == 1
+    assert "File name too long" in answer.err
+    assert "or name another one" in answer.err
+    assert "defect" not in answer.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "line", ["check --config nowhere.toml --json", "notices", "tasks --json", "--version"]

@@ -134,6 +134,12 @@ def _refuse(error: BaseException, *, as_json: bool) -> int:
             f"the command did not end: {describe(error)}",
             remedy="make room on the disk that it writes to, and do it again",
         )
+    elif isinstance(error, OSError) and error.filename is not None:
+        # Whose file it is, nobody here knows: its name may be too long, or a folder not ours.
+        error = ErgonError(
+            f"the command did not end: {describe(error)}",
+            remedy="see that this file can be used, or name another one",
+        )
     elif not isinstance(error, ErgonError | KeyboardInterrupt):
         hint = "this is a defect of Ergon; --debug shows where"
         error = ErgonError(f"unexpected {describe(error)}", remedy=hint)
