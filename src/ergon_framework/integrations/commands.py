@@ -1,7 +1,7 @@
-"""Commands of ``ergon`` inside the command lines of other frameworks.
+"""The commands of ``ergon`` inside the command lines of other frameworks.
 
-``worker`` runs the jobs of an App, and ``check`` tells what it has. Every other command is that of
-``ergon``, which finds the App's store in the environment.
+``worker`` runs the jobs of an App, and ``check`` says what it has. Every other command is the one
+of ``ergon``, which finds the App's store in the environment.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ergon_framework.errors import ErgonError
 
 STORE = "ERGON_STORE__URL"
 CONFIG = "ERGON_CONFIG"
-"""The variables under which every command looks for its store and its settings."""
+"""The variables by which every command finds its store and its settings."""
 
 
 def run_command(app: App, arguments: Sequence[str], *, program: str) -> int:
-    """Run one command on the store of an App; its exit code."""
+    """Run one command on the store of an App. Returns its exit code."""
     before = dict(os.environ)
     try:
         return _run(app, arguments, program)
-    finally:  # this process may go on, and the next command belong to another App
+    finally:  # This process may go on, and its next command may belong to another App.
         os.environ.clear()
         os.environ.update(before)
 
@@ -42,17 +42,18 @@ def _run(app: App, arguments: Sequence[str], program: str) -> int:
             return _check(app)
         if app.setup.file is not None:
             os.environ[CONFIG] = str(app.setup.file)
-        # By the environment, and not by options: each command has its own, and a user's --store
-        # still wins.
+        # By the environment and not by options: each command has its own options, and a user's
+        # --store still takes precedence.
         os.environ[STORE] = app.setup.url
-    except ErgonError as error:  # those of other commands are told by invoke()
+    except ErgonError as error:  # Errors of other commands are printed by invoke().
         sys.stderr.write(f"{program}: {error}\n")
         return 2
     return invoke([*arguments] or ["--help"])
 
 
 def _check(app: App) -> int:
-    """What ``ergon check`` says of settings, for an App that has none: its store and its handlers.
+    """Print what ``ergon check`` prints of settings, for an App without any: its store and its
+    handlers.
 
     Raises the error of a store that does not answer.
     """
@@ -69,7 +70,7 @@ def _check(app: App) -> int:
 
 def _work(app: App, arguments: Sequence[str], program: str) -> int:
     given = _options(arguments, program)
-    # Executors find the project where this process finds it, wherever it was started.
+    # Executors find the project where this process finds it, wherever they are started.
     paths = [str(Path(sys.path[0]).absolute()), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     with app:

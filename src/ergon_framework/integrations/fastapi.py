@@ -71,7 +71,7 @@ __all__ = [
 logger = logging.getLogger("ergon.integrations.fastapi")
 
 STATE = "ergon"
-"""The name of the App in the state of the server: ``request.state.ergon``."""
+"""The name of the App in the server's state: ``request.state.ergon``."""
 
 State = Mapping[str, Any]
 Inner = (
@@ -103,14 +103,15 @@ def lifespan(
 
     @asynccontextmanager
     async def opened(server: Any) -> AsyncIterator[State]:
-        # An App counts its users, and closes its store with the last: the stack is one use, entered
-        # before anything can fail.
+        # An App counts its users and closes its store with the last one. The exit stack is one use,
+        # entered before anything can fail.
         used = ExitStack()
         used.enter_context(app)
         store = _Hanging("the job store of the App", startup_timeout, shutdown_timeout)
         is_open = False
         try:
-            # In a thread, as both may take long: the event loop may have other servers to run.
+            # In a thread, because both may take long and the event loop may have other servers to
+            # run.
             async with store.opening():
                 await _in_thread(partial(_open, app))
             is_open = True
@@ -123,7 +124,7 @@ def lifespan(
             if is_open:
                 async with store.closing():
                     await _in_thread(used.close)
-            else:  # what hangs while it is opened cannot be closed before
+            else:  # What hangs while it is opened cannot be closed first.
                 SYSTEM_CLOCK.spawn("ergon-lifespan", used.close)
 
     return opened
@@ -131,7 +132,7 @@ def lifespan(
 
 @dataclass(frozen=True)
 class _Hanging:
-    """Something that may take too long to open or to close."""
+    """Something that may hang when it is opened or closed."""
 
     name: str
     startup: float | None
@@ -140,19 +141,20 @@ class _Hanging:
 
     @asynccontextmanager
     async def opening(self) -> AsyncIterator[None]:
-        """Bound what opens it."""
+        """Limit the time of opening it."""
         async with self._within(self.startup, "was not open", "startup_timeout"):
             yield
 
     @asynccontextmanager
     async def closing(self) -> AsyncIterator[None]:
-        """Bound what closes it."""
+        """Limit the time of closing it."""
         async with self._within(self.shutdown, "was not closed", "shutdown_timeout"):
             yield
 
     @asynccontextmanager
     async def _within(self, seconds: float | None, what: str, option: str) -> AsyncIterator[None]:
-        # In the task of the server: a lifespan may have scopes that no other task may leave.
+        # In the task of the server, because a lifespan may have scopes that no other task may
+        # leave.
         limit = asyncio.timeout(seconds)
         try:
             async with limit:
@@ -171,12 +173,13 @@ class _Hanging:
 async def _bounded(
     inner: Inner, server: Any, startup: float | None, shutdown: float | None
 ) -> AsyncIterator[State | None]:
-    """A lifespan of the user's, within its limits."""
+    """The user's lifespan with its time limits."""
     function = inspect.unwrap(inner)
     name = getattr(function, "__name__", type(inner).__name__)
     place = place_of(function)
     hanging = _Hanging(f"the lifespan {name!r}", startup, shutdown, place and f", in {place}")
-    # Entered and left by hand: each of the two has a time limit, and what runs in between has none.
+    # Entered and left by hand, because each of the two has a time limit and what runs in between
+    # has none.
     whole = inner(server)
     async with hanging.opening():
         state = await whole.__aenter__()
@@ -193,12 +196,12 @@ async def _bounded(
 
 
 async def _in_thread(work: Callable[[], None]) -> None:
-    """Wait for work in a thread that does not keep the process from ending when it hangs."""
+    """Wait for work in a thread that does not keep the process alive when it hangs."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
     def tell(error: BaseException | None) -> None:
-        if done.done():  # nobody waits for it any more
+        if done.done():  # Nobody waits for it any more.
             return
         if error is None:
             done.set_result(None)
@@ -211,10 +214,10 @@ async def _in_thread(work: Callable[[], None]) -> None:
         error: BaseException | None = None
         try:
             context.run(work)
-        except BaseException as raised:  # it is raised where it is waited for
+        except BaseException as raised:  # It is raised where it is awaited.
             error = raised
-        # The server gave up on this thread and ended; nobody is left to be told.
-        with suppress(RuntimeError):  # the loop is closed
+        # The server gave up on this thread and ended, so nobody is left to receive the result.
+        with suppress(RuntimeError):  # The event loop is closed.
             loop.call_soon_threadsafe(tell, error)
 
     SYSTEM_CLOCK.spawn("ergon-lifespan", run)
@@ -263,7 +266,9 @@ async def get_async_client(app: Annotated[App, Depends(get_app)]) -> AsyncJobCli
 Client = Annotated[JobClient, Depends(get_client)]
 """A parameter of an endpoint without ``async``: ``def look(job_id: str, client: Client)``."""
 AsyncClient = Annotated[AsyncJobClient, Depends(get_async_client)]
-"""The same with ``async``: ``async def look(job_id: str, client: AsyncClient)``."""
+"""A parameter of an endpoint with ``async``: ``async def look(job_id: str, client:
+AsyncClient)``.
+"""
 
 
 # ---- health and metrics ----

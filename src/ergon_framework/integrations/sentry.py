@@ -57,17 +57,17 @@ except ImportError as error:
 __all__ = ["ErgonIntegration", "set_up"]
 
 MAX_UNITS = 10_000
-"""Units whose breadcrumbs are kept until they end; the oldest go first."""
+"""How many units' breadcrumbs are kept until the units end; the oldest are dropped first."""
 MAX_TEXT = 500
-"""Characters of a message."""
+"""How many characters a message may have."""
 _HOOKS = frozenset({"process", "produce", "success", "exception"})
 _FAILED = frozenset({"failed", "timed_out"})
-_QUOTED = re.compile(r"input_value=.*?, input_type=", re.DOTALL)  # as pydantic has it
+_QUOTED = re.compile(r"input_value=.*?, input_type=", re.DOTALL)  # as pydantic writes it
 _FRAME = re.compile(r"  (?! )(?P<file>.+):(?P<line>\d+) in (?P<name>.+)")
 _LED_TO = "which led to:"
 _LOGGERS = frozenset({"ergon.engine", "ergon.jobs"})
 _STACKS = frozenset({"exception", "stacktrace", "threads"})
-"""The keys of an event under which a stack can be; Sentry attaches one where there is none."""
+"""The keys of an event that may hold a stack. Sentry attaches one where there is none."""
 
 
 class ErgonIntegration(Integration):
@@ -91,11 +91,11 @@ class ErgonIntegration(Integration):
 
     @staticmethod
     def setup_once() -> None:
-        """Listen. Sentry calls this once in a process."""
+        """Start listening. Sentry calls this once in a process."""
         reporter = _Reporter()
         add_listener(reporter)
         OBSERVERS.append(reporter.around)
-        # On the scope of the process: it comes after what other integrations add to an event.
+        # On the global scope, so that it runs after what other integrations add to an event.
         Scope.get_global_scope().add_event_processor(_reviewed)
 
 
@@ -114,26 +114,26 @@ def set_up() -> None:
 
 @dataclass
 class _Unit:
-    """What is kept of a unit until it ends: its breadcrumbs, and what it raised last."""
+    """What is kept of a unit until it ends: its breadcrumbs, and the last exception."""
 
     scope: Scope
     error: BaseException | None = None
     attempts: int = 1
-    owner: object = None  # keeps an id from being given to another object
+    owner: object = None  # Keeps the id of the object from being given to another one.
 
 
 K = TypeVar("K")
 
 
 class _Recent(Generic[K]):
-    """The units that are not over yet, the latest of them."""
+    """The latest units that have not ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._units: OrderedDict[K, _Unit] = OrderedDict()
 
     def find(self, key: K, unit: UnitOfWork | None = None, owner: object = None) -> _Unit:
-        """The unit under this key, begun if need be."""
+        """The unit with this key, created if needed."""
         with self._lock:
             known = self._units.get(key)
             if known is None:
@@ -143,13 +143,15 @@ class _Recent(Generic[K]):
             return known
 
     def pop(self, key: K) -> _Unit | None:
-        """The unit under this key, which is over."""
+        """Remove the unit with this key, which has ended."""
         with self._lock:
             return self._units.pop(key, None)
 
 
 class _Reporter:
-    """Hears notices, and is around attempts of jobs and calls. Sentry is asked at each."""
+    """Receives notices, and wraps attempts of jobs and calls. The current Sentry client is looked
+    up each time.
+    """
 
     def __init__(self) -> None:
         self._runs: _Recent[int] = _Recent()
@@ -176,7 +178,9 @@ class _Reporter:
     # -- transactions ------------------------------------------------------------------------
 
     def enter(self, attempt: Attempt, context: Context) -> None:
-        """Let all attempts of a transaction share one scope, and no other transaction have it."""
+        """Let all attempts of a transaction share one scope, and no two transactions
+        the same one.
+        """
         run = attempt.run
         if run is not None and _chosen() is not None:
             kept = self._runs.find(id(run), _of_run(attempt.call, run), run)
@@ -189,7 +193,7 @@ class _Reporter:
         run = attempt.run
         kept = self._runs.find(id(run), _of_run(notice["call"], run), run)
         _leave_breadcrumb(kept.scope, f"{attempt.phase}, attempt {attempt.number + 1}", failure)
-        if attempt.phase != "exception":  # the handler's own failure is told beside it
+        if attempt.phase != "exception":  # The handler's own failure is reported beside it.
             kept.error, kept.attempts = _raised(notice["exception"]), attempt.number + 1
 
     def _retry_scheduled(self, chosen: ErgonIntegration, notice: Notice) -> None:
@@ -214,7 +218,7 @@ class _Reporter:
                 handler_failure.kind, f"handler: {handler_failure.code}", handler_failure.message
             )
             _capture(kept.scope, unit, own, _raised(run.handler_exception))
-        if _is_job(run.transaction):  # its queue may deliver it again, and tells when it does not
+        if _is_job(run.transaction):  # Its queue may deliver it again, and reports it otherwise.
             self._jobs.find(unit.id, unit).error = kept.error
         elif chosen.business or failure.kind is not Kind.REJECTED:
             _capture(kept.scope, unit, failure, kept.error)
@@ -242,7 +246,7 @@ class _Reporter:
 
     @contextmanager
     def around(self, unit: UnitOfWork) -> Iterator[None]:
-        """Around an attempt of a job, in its executor, or of a provider call."""
+        """Wraps an attempt of a job, in its executor, or of a provider call."""
         if _chosen() is None:
             yield
         elif unit.kind == "call":
@@ -254,7 +258,9 @@ class _Reporter:
 
     @contextmanager
     def _around_call(self, unit: UnitOfWork) -> Iterator[None]:
-        """Inside of another unit, attempts are breadcrumbs of it, and its event reports the end."""
+        """Inside another unit, attempts are breadcrumbs of that unit, and its event reports the
+        end.
+        """
         is_alone = current_unit() is None
         try:
             yield
@@ -263,12 +269,12 @@ class _Reporter:
             if is_alone:
                 kept = self._calls.find(unit.id, unit)
                 kept.error, scope = error, kept.scope
-            # The reason code is not known before the call ends; the notice "provider.failed" brings
+            # The reason code is not known before the call ends; the notice "provider.failed" has
             # it.
             failure = Failure(Kind.TRANSIENT, type(error).__name__, describe(error))
             _leave_breadcrumb(scope, f"{unit.name}, attempt {unit.attempt}", failure)
             raise
-        except BaseException:  # cancelled: it has no end that anybody tells
+        except BaseException:  # Cancelled: no notice reports its end.
             if is_alone:
                 self._calls.pop(unit.id)
             raise
@@ -279,7 +285,7 @@ class _Reporter:
         get = notice.fields.get
         kept = self._calls.pop(str(get("call_id")))
         if kept is None:
-            return  # it was part of another unit
+            return  # It was part of another unit.
         name = f"{get('provider_name')}/{get('capability')}/{get('operation')}"
         unit = UnitOfWork("call", str(get("call_id")), name, int(get("attempt") or 1))
         text = "" if kept.error is None else describe(kept.error)
@@ -296,7 +302,7 @@ class _Reporter:
 
 
 def _chosen() -> ErgonIntegration | None:
-    """The integration of the client that Sentry has now; None when it is switched off."""
+    """The integration of the current Sentry client. None when it is switched off."""
     found = sentry_sdk.get_client().get_integration(ErgonIntegration)
     return found if isinstance(found, ErgonIntegration) else None
 
@@ -308,13 +314,13 @@ def _of_run(call: Any, run: Any) -> UnitOfWork:
 
 
 def _of_job(notice: Notice) -> UnitOfWork:
-    # Without the executor that a job may name: what a handler captures has its name without it.
+    # Without the executor that a job may name: events that a handler captures lack it, too.
     handler = route(str(notice.fields.get("handler") or ""))[1] or "(unknown)"
     return UnitOfWork("job", str(notice["job_id"]), handler, int(notice["attempt"] or 0))
 
 
 def _raised(error: BaseException | None) -> BaseException | None:
-    """What the user's code raised: the engine puts an exception of its own around it."""
+    """The exception that the user's code raised; the engine wraps it in one of its own."""
     if error is None or type(error) is not TransactionException:
         return error
     return error if error.__traceback__ is not None else error.__cause__ or error
@@ -329,7 +335,7 @@ def _is_job(transaction: object) -> bool:
 
 
 def _new_scope(unit: UnitOfWork | None) -> Scope:
-    """A scope with what the program has set, without what others have left there."""
+    """A scope with what the program has set, without what other units have left there."""
     scope = sentry_sdk.get_isolation_scope().fork()
     scope.clear_breadcrumbs()
     if unit is not None:
@@ -339,7 +345,7 @@ def _new_scope(unit: UnitOfWork | None) -> Scope:
 
 
 def _use(scope: Scope) -> None:
-    """Make it current in the context of one attempt, which nobody else has."""
+    """Make a scope current in the context of one attempt, which no other code shares."""
     Scope.set_current_scope(Scope.get_current_scope().fork())
     Scope.set_isolation_scope(scope)
 
@@ -391,7 +397,7 @@ def _capture(
 
 
 def _of_error(error: BaseException) -> tuple[Any, dict[str, Any]]:
-    """An event with the stack of an exception, without the variables in it."""
+    """An event with the stack of an exception, without its variables."""
     options = {
         **sentry_sdk.get_client().options,
         "include_local_variables": False,
@@ -406,7 +412,7 @@ def _of_error(error: BaseException) -> tuple[Any, dict[str, Any]]:
 
 
 def _of_text(failure: Failure, trace: str | None) -> dict[str, Any]:
-    """An event of a failure in another process, with the stack that its report has as text."""
+    """An event for a failure in another process, with the stack that its report has as text."""
     values = [*_stacks(trace or "")] or [{}]
     values[-1] |= {"type": failure.code, "value": _safe(failure.message)}
     values[-1]["mechanism"] = {"type": ErgonIntegration.identifier, "handled": False}
@@ -414,7 +420,7 @@ def _of_text(failure: Failure, trace: str | None) -> dict[str, Any]:
 
 
 def _stacks(trace: str) -> Iterator[dict[str, Any]]:
-    """The exceptions of a traceback as an executor writes it, the cause before its effect."""
+    """The exceptions of a traceback as an executor writes it, causes first."""
     for part in trace.split(f"{_LED_TO}\n"):
         lines = part.splitlines()
         frames = [*_frames(lines)]
@@ -434,30 +440,31 @@ def _frames(lines: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _safe(text: str) -> str:
-    """A message without secrets and without what a validator quotes of its input."""
+    """A message without secrets, and without the input that a validator quotes."""
     return redacted_text(_QUOTED.sub("input_value=…, input_type=", text))[:MAX_TEXT]
 
 
 def _reviewed(event: Any, hint: Mapping[str, Any]) -> Any:
-    """An event of whatever origin, before it is sent; None to send nothing.
+    """Clean an event of any origin before it is sent; None drops it.
 
-    Our log records that tell of an end are dropped, for that is an event of its own. What was
-    captured inside a unit goes without the variables of its stack, payloads are among them, and
-    without the arguments of the command.
+    Log records of Ergon that report an end are dropped, because the end is an event of its own.
+    What was captured inside a unit is sent without the variables of its stack, which may hold
+    payloads, and without the arguments of the command.
     """
     chosen = _chosen()
     if chosen is None:
         return event
     record = hint.get("log_record")
     is_ours = record is not None and record.name in _LOGGERS
-    # Sentry's logging integration makes an event of each error record, also of ours.
+    # Sentry's logging integration makes an event of each error record, including Ergon's.
     if is_ours and getattr(record, "ending", None) in _FAILED:
         return None
     if "ergon.kind" not in (event.get("tags") or {}):
         return event
-    (event.get("extra") or {}).pop("sys.argv", None)  # those of a command may be those of a job
+    # The arguments of a command may be those of a job.
+    (event.get("extra") or {}).pop("sys.argv", None)
     if not chosen.local_variables:
-        __tracebackhide__ = True  # it is no part of the stack that is told
+        __tracebackhide__ = True  # It is not part of the stack that is reported.
         if sentry_sdk.get_client().options["attach_stacktrace"] and not _STACKS & event.keys():
             # Sentry would attach the stack after this, with its variables.
             stack = current_stacktrace(include_local_variables=False)
@@ -467,13 +474,13 @@ def _reviewed(event: Any, hint: Mapping[str, Any]) -> Any:
 
 
 def _remove_variables(event: Any) -> None:
-    """Take the variables out of every stack of an event, wherever in the event it stands."""
+    """Remove the variables from every stack in an event, wherever it is."""
     left, seen = [event], set()
     while left:
         node = left.pop()
-        if type(node).__name__ == "AnnotatedValue":  # what Sentry has shortened
+        if type(node).__name__ == "AnnotatedValue":  # Sentry has shortened this value.
             node = node.value
-        if id(node) in seen:  # what the user's code attaches may hold itself
+        if id(node) in seen:  # What the user's code attaches may contain itself.
             continue
         seen.add(id(node))
         if isinstance(node, dict):

@@ -37,12 +37,14 @@ _warned: list[str] = []
 
 
 def _bystander(_: UnitOfWork) -> AbstractContextManager[object]:
-    """An observer that does nothing. Provider calls set ``CALLING`` while there is an observer."""
+    """An observer that does nothing. Provider calls set ``CALLING`` only while there is an
+    observer.
+    """
     return _NOTHING
 
 
 def name_calls(*, on: bool = True) -> None:
-    """Whether log lines get the ids of provider calls; importing this module turns it on."""
+    """Whether log lines get the ids of provider calls. Importing this module turns it on."""
     while _bystander in OBSERVERS:
         OBSERVERS.remove(_bystander)
     if on:
@@ -76,7 +78,7 @@ def add_unit(
 def _warn_once(kind: str) -> None:
     if _warned:
         return
-    _warned.append(kind)  # before: the warning itself may come by here
+    _warned.append(kind)  # Set before the warning, which may itself pass through here.
     logger.warning(
         "add_unit got %s and not the fields of an event, so log lines have no ids of their unit;"
         " write it before the renderer: processors=[add_unit, JSONRenderer()]",
@@ -102,7 +104,7 @@ def _fields(unit: UnitOfWork | None, call: UnitOfWork | None) -> Iterator[tuple[
 
 
 def _trace(unit: UnitOfWork) -> tuple[str | None, str | None]:
-    """The span that is current here, else the one that the unit came with."""
+    """The current span, else the span that the unit came with."""
     # An executor without traces never loads OpenTelemetry, and need not do so for a log line.
     api = sys.modules.get("opentelemetry.trace")
     if api is not None:
@@ -110,4 +112,5 @@ def _trace(unit: UnitOfWork) -> tuple[str | None, str | None]:
         if span.is_valid:
             return api.format_trace_id(span.trace_id), api.format_span_id(span.span_id)
     parts = unit.trace.get("traceparent", "").split("-")
-    return (parts[1], parts[2]) if len(parts) == 4 else (None, None)  # as W3C Trace Context has it
+    # in the form of W3C Trace Context
+    return (parts[1], parts[2]) if len(parts) == 4 else (None, None)

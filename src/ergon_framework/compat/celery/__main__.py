@@ -1,4 +1,4 @@
-"""``python -m ergon_framework.compat.celery module:app``: what moving means for each task.
+"""``python -m ergon_framework.compat.celery module:app``: reports what moving means for each task.
 
 Nothing is moved, and no task is run.
 """
@@ -69,7 +69,7 @@ def _about(bridge: CeleryBridge, task: Any) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Report on an application; 1 if a task must be changed before it can move."""
+    """Report on an application. Returns 1 if a task must be changed before it can move."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         sys.stderr.write(f"{USAGE}\n")
         return 2

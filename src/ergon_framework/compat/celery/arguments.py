@@ -1,7 +1,8 @@
 """Arguments as Celery's JSON serializer writes them.
 
-Dates, UUIDs, decimals and bytes become small marked objects, which the task's side turns back: a
-task gets the same values from Ergon as from Celery. The marks are those of kombu 5.3 and later.
+Dates, UUIDs, decimals and bytes become small marked objects, which are turned back where the task
+runs: a task gets the same values from Ergon as from Celery. The marks are those of kombu 5.3 and
+later.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ def encode(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[l
     except (TypeError, ValueError, RecursionError) as error:
         raise unwritable_argument(name, error) from error
     refuse_repeated_names(name, text)
-    # Read back: the job holds what a worker of Celery would have read from the message.
+    # Read back, so that the job holds what a worker of Celery would have read from the message.
     sent: list[Any] = json.loads(text)
     return sent[0], sent[1]
 
 
 def unwritable_argument(name: str, error: Exception) -> JobError:
-    """The error of a call whose arguments are not JSON."""
+    """The error for a call whose arguments are not JSON."""
     return JobError(
         f"an argument of the task {name!r} cannot be written as JSON: {error}",
         remedy="pass an id and load the object in the task; pickled arguments are not taken",
@@ -53,7 +54,9 @@ def unwritable_argument(name: str, error: Exception) -> JobError:
 
 
 def check_types(name: str, args: Any, kwargs: Any) -> None:
-    """Refuse arguments that are no list or mapping, as Celery does: a text would be its letters."""
+    """Refuse arguments that are no list or mapping, as Celery does: text would become
+    its letters.
+    """
     if not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping):
         wrong, other = (args, "list") if not isinstance(args, list | tuple) else (kwargs, "dict")
         raise JobError(
@@ -64,7 +67,9 @@ def check_types(name: str, args: Any, kwargs: Any) -> None:
 
 
 def refuse_repeated_names(name: str, text: str) -> None:
-    """Refuse arguments of which a reader would get fewer than were written."""
+    """Refuse arguments of which a reader would get fewer than were written, because keys are equal
+    as text.
+    """
     repeated = name_written_twice(text)
     if repeated is not None:
         raise JobError(
@@ -75,15 +80,15 @@ def refuse_repeated_names(name: str, text: str) -> None:
 
 
 def encode_result(value: Any) -> Any:
-    """What a task returned as a plain JSON value; as it is where that is impossible."""
+    """The return value of a task as a plain JSON value; unchanged if that is impossible."""
     try:
         return read_result(value, json.dumps(value, default=_marked))
     except (TypeError, ValueError, RecursionError):
-        return value  # the executor that writes the outcome says why it cannot be written
+        return value  # The executor that writes the outcome says why it cannot be written.
 
 
 def read_result(value: Any, text: str) -> Any:
-    """What a reader of the text gets; the value itself where that would be less."""
+    """What a reader of the text gets; the value itself if that would lose something."""
     return value if name_written_twice(text) is not None else json.loads(text)
 
 
@@ -112,12 +117,15 @@ def _marked(value: Any) -> Any:
         case bytes():
             return _bytes(value)
     if any(each.__name__ == "Promise" for each in type(value).__mro__):
-        return str(value)  # a lazy translation of Django; by name, so that Django is not imported
+        # A lazy translation of Django; compared by name, so that Django is not imported.
+        return str(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def type_name(value: datetime | date | time) -> str:
-    """The mark of an instant, a day or a time of day; a datetime is also a date."""
+    """The mark of a datetime, a date or a time. A datetime is also a date, so it is
+    tested first.
+    """
     if isinstance(value, datetime):
         return "datetime"
     return "date" if isinstance(value, date) else "time"

@@ -56,12 +56,14 @@ logger = logging.getLogger("ergon.compat.celery")
 
 Side: TypeAlias = Literal["ergon", "celery"]
 Routes: TypeAlias = Side | Mapping[str, Side]
-"""Who gets the calls: one side for all tasks, or patterns of names, of which the first counts."""
+"""Which side gets the calls: one side for all tasks, or patterns of names, of which the first that
+matches counts.
+"""
 
 BUILT_IN = "celery."
-"""Tasks of Celery itself; they stay there."""
+"""Tasks of Celery itself, which stay with Celery."""
 MAPS = frozenset({"celery.map", "celery.starmap", "celery.chunks"})
-"""Those whose message holds calls of another task, which Celery's worker makes."""
+"""Tasks whose message holds calls of another task, which Celery's worker makes."""
 
 
 def from_celery(
@@ -91,8 +93,8 @@ def from_celery(
         ) from error
     target = CallTarget(app, registry=registry, client=client, ignore=ignore)
     bridge = CeleryBridge(celery_app, target, route, store_results=store_results)
-    # Later: whoever calls tasks needs none of their modules, and may be in the middle of importing
-    # them, or of Django's start.
+    # Later: a program that calls tasks needs none of their modules, and may be in the middle of
+    # importing them, or of Django's start.
     target.registry.on_startup(bridge.load_tasks)
     bridge.attach()
     return bridge
@@ -125,7 +127,7 @@ class CeleryBridge:
         return {name: task for name, task in sorted(found) if not name.startswith(BUILT_IN)}
 
     def side_of(self, name: str) -> Side:
-        """Who gets the calls of a task."""
+        """Which side gets the calls of a task."""
         if name.startswith(BUILT_IN):
             return "celery"
         matching = (side for each, side in self._route.items() if fnmatch.fnmatchcase(name, each))
@@ -143,7 +145,8 @@ class CeleryBridge:
             if name in self.registry:
                 continue
             flaws = declared_flaws(task)
-            if flaws and self.side_of(name) == "celery":  # which takes it, until it needs the value
+            # Celery accepts such a value until it needs it.
+            if flaws and self.side_of(name) == "celery":
                 logger.warning("the task %r does not run as a job: %s", name, flaws[0])
                 continue
             self.registry.add(self._handler(task), name)
@@ -156,15 +159,15 @@ class CeleryBridge:
             task,
             listener=CelerySignals(self._store_results),
             encode=_encoded_result,
-            # kombu's hook is called by a parser alone, and knows the types that users have
-            # registered there.
+            # Only a parser calls kombu's hook, which knows the types that users have registered
+            # there.
             decode=lambda value: json.loads(json.dumps(value), object_hook=object_hook),
             soft_limit=self.policy_of(task).soft_time_limit,
             soft_error=SoftTimeLimitExceeded,
         )
 
     def policy_of(self, task: Any) -> TaskPolicy:
-        """What a task declares, with the time limits of the configuration for one without."""
+        """What a task declares. A task without time limits gets those of the configuration."""
         found, conf = policy_of(task), self.celery_app.conf
         return replace(
             found,
@@ -185,7 +188,7 @@ class CeleryBridge:
         self.celery_app.control.revoke = self.revoke
 
     def detach(self) -> None:
-        """Let all calls go to Celery again, as before."""
+        """Send all calls to Celery again, as before."""
         self.celery_app.send_task = self._send
         self.celery_app.AsyncResult = self._result_class
         self.celery_app.control.revoke = self._revoke
@@ -222,13 +225,12 @@ class CeleryBridge:
         *positional: Any,
         **options: Any,
     ) -> Any:
-        """What Celery calls to send a task: a job, a message, or a retry of the running job."""
+        """Called by Celery to send a task: a new job, a message, or a retry of the running job."""
         if positional:  # countdown, eta and so on, in Celery's own order
             bound = inspect.signature(self._send).bind(name, args, kwargs, *positional)
             options |= {each: bound.arguments[each] for each in [*bound.arguments][3:]}
         delivery = RUNNING_DELIVERY.get()
-        # Before the routes: a job that runs is retried as a job, also when its task now goes to
-        # Celery.
+        # Before the routes: a running job is retried as a job, even if its task now goes to Celery.
         if delivery is not None and options.get("task_id") == delivery.job_id:
             return self._again(delivery, name, args, kwargs, options)
         # A message that is retried by Celery's worker stays with Celery.
@@ -240,7 +242,7 @@ class CeleryBridge:
             self._refuse_map(name, args, kwargs)
         message = {key: value for key, value in options.items() if key not in OF_JOBS}
         sent = self._send(name, args, kwargs, **message)
-        # Nobody has to ask the job store about this id. A result_cls of the call's own lacks the
+        # The job store need not be asked about this id. A result_cls of the call's own lacks the
         # field.
         if hasattr(sent, "is_message"):
             sent.is_message = True
@@ -249,7 +251,7 @@ class CeleryBridge:
     def _refuse_map(
         self, name: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
     ) -> None:
-        """Refuse a message of Celery's with many calls of a task that is routed to Ergon."""
+        """Refuse a message of Celery that holds many calls of a task which is routed to Ergon."""
         if name not in MAPS:
             return
         mapped = (kwargs or {}).get("task") or next(iter(args or ()), None)
@@ -265,7 +267,8 @@ class CeleryBridge:
 
     def _find_job(self, task_id: str) -> JobResult | None:
         """The result of a job, if there is one with this id."""
-        # An application that sends nothing to Ergon must not depend on its job store for results.
+        # An application that sends nothing to Ergon must not depend on Ergon's job store for
+        # results.
         if "ergon" not in self._route.values():
             return None
         try:
@@ -284,11 +287,12 @@ class CeleryBridge:
         refuse_canvas(name, options)
         task = options.get("task_type") or self._known(name)
         policy = self._default_policy(name) if task is None else self.policy_of(task)
-        if task is not None and "task_type" not in options:  # by name: Celery adds what it declares
+        # By name, because Celery adds what it declares.
+        if task is not None and "task_type" not in options:
             declared = ("queue", "priority", "expires", "serializer")
             own = {each: getattr(task, each, None) for each in declared}
             options = {**{key: value for key, value in own.items() if value is not None}, **options}
-        # Once for each task: this runs at every call.
+        # Once for each task, because this runs at every call.
         if task is not None and name not in self._warned:
             self._warned.add(name)
             for each in unkept(task):
@@ -309,7 +313,7 @@ class CeleryBridge:
         kwargs: Mapping[str, Any] | None,
         options: Mapping[str, Any],
     ) -> JobResult:
-        """A retry of the running job; Celery raises ``Retry`` when this returns."""
+        """Make a retry of the running job. Celery raises ``Retry`` when this returns."""
         if name != delivery.task or options.get("retries") != delivery.retries + 1:
             raise _replaced(delivery, repr(name))
         refuse_canvas(name, options)
@@ -327,10 +331,11 @@ class CeleryBridge:
     def _changed(
         self, task: Any, delivery: CeleryDelivery, options: Mapping[str, Any]
     ) -> Iterator[str]:
-        """The options of a retry that are not those of its job."""
+        """The options of a retry that differ from those of its job."""
         queue = options.get("queue")
         known = {delivery.queue, getattr(task, "queue", None), None}
-        # _routed made this queue of Celery's default one, whose name a retry sends along.
+        # _routed replaced Celery's default queue by this one; a retry sends the name of the default
+        # queue along.
         if delivery.queue == DEFAULT_QUEUE:
             known.add(self.celery_app.conf.task_default_queue)
         if getattr(queue, "name", queue) not in known:
@@ -353,13 +358,16 @@ class CeleryBridge:
         options: Mapping[str, Any],
         task: Any,
     ) -> dict[str, Any]:
-        """The options with the queue that Celery's routes give; its default queue is ours."""
+        """The options with the queue that Celery's routes give. Celery's default queue becomes
+        Ergon's.
+        """
         given = {key: value for key, value in options.items() if value is not None}
         if "queue" not in given and given.keys() & {"exchange", "routing_key"}:
-            return given  # job_options refuses it: only the broker knows where these lead
+            # job_options refuses it, because only the broker knows where such options lead.
+            return given
         asked = given.get("queue", DEFAULT_QUEUE)
         if not asked or not isinstance(getattr(asked, "name", asked), str):
-            return given  # refused there as well: Celery's router would fail on it
+            return given  # Refused there as well, because Celery's router would fail on it.
         chosen = self.celery_app.amqp.router.route(dict(given), name, args, kwargs, task)
         queue = chosen.pop("queue", None)
         name_of_queue = str(getattr(queue, "name", queue))
@@ -369,12 +377,12 @@ class CeleryBridge:
         return {key: value for key, value in chosen.items() if key not in left_out}
 
     def _known(self, name: str) -> Any:
-        """The task of a name, if it has been imported here."""
-        # Not ``tasks``: that makes all of them ready, which only Celery's worker needs.
+        """The task of a name, if it has been imported in this process."""
+        # Not ``tasks``, which finalizes all of them; only Celery's worker needs that.
         return self.celery_app._tasks.get(name)  # noqa: SLF001 - its send_task looks there as well
 
     def _default_policy(self, name: str) -> TaskPolicy:
-        """What is assumed of a task that this process only knows by name."""
+        """What is assumed of a task of which this process knows only the name."""
         conf = self.celery_app.conf
         # It counts as bound, and so may ask for more retries than it is known to declare.
         return TaskPolicy(
@@ -386,12 +394,14 @@ class CeleryBridge:
 
     @property
     def _is_smaller_first(self) -> bool:
-        """Whether the broker takes priority 0 for the highest: Redis does."""
+        """Whether priority 0 is the highest for the broker, as for Redis."""
         return str(self.celery_app.conf.broker_url or "").startswith(("redis", "sentinel"))
 
 
 class CelerySignals(RunListener):
-    """Sends the signals of a task, and keeps its results where Celery's clients look for them."""
+    """Sends Celery's signals of a task, and stores its results where Celery's clients look for
+    them.
+    """
 
     def __init__(self, store_results: bool) -> None:
         self._store_results = store_results
@@ -406,7 +416,7 @@ class CelerySignals(RunListener):
         """Store the result, then send the signal of the state."""
         from celery import signals
 
-        # Before the signal, as Celery does: a receiver may ask for the result.
+        # Before the signal, as Celery does, because a receiver may ask for the result.
         if self._store_results:
             self._store(task, task_id, state, value, einfo)
         request = task.request
@@ -447,7 +457,9 @@ class CelerySignals(RunListener):
         return ExceptionInfo((type(error), error, error.__traceback__))
 
     def _store(self, task: Any, task_id: str, state: str, value: Any, einfo: Any) -> None:
-        """Write the result to Celery's backend; if that is away, the task is done all the same."""
+        """Write the result to Celery's backend. If that cannot be reached, the task is done all the
+        same.
+        """
         trace = getattr(einfo, "traceback", None)
         try:
             if state == "SUCCESS" and not task.ignore_result:
@@ -462,7 +474,7 @@ class CelerySignals(RunListener):
 
 
 def _refuse_replacement(delivery: CeleryDelivery, options: Mapping[str, Any]) -> None:
-    """Refuse ``self.replace()`` by a canvas: one of its tasks has the id of the running job."""
+    """Refuse ``self.replace()`` by a canvas, in which one task has the id of the running job."""
     members = [options.get("chord"), *(options.get("chain") or ())]
     ids = [each["options"].get("task_id") for each in members if isinstance(each, Mapping)]
     if delivery.job_id in ids:
@@ -478,7 +490,7 @@ def _replaced(delivery: CeleryDelivery, by: str) -> CanvasError:
 
 
 def _encoded(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:
-    """Arguments as Celery's JSON serializer writes them, types of the user's included."""
+    """Arguments as Celery's JSON serializer writes them, including types of the user."""
     check_types(name, args, kwargs)
     try:
         text = _written([list(args), dict(kwargs)])
@@ -493,7 +505,7 @@ def _encoded_result(value: Any) -> Any:
     try:
         return read_result(value, _written(value))
     except (TypeError, ValueError, RecursionError):
-        return value  # the executor that writes the outcome says why it cannot be written
+        return value  # The executor that writes the outcome says why it cannot be written.
 
 
 def _written(value: Any) -> str:

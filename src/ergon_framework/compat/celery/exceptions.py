@@ -25,7 +25,7 @@ __all__ = [
 
 
 class TaskRetry(Exception):
-    """The task is to be tried again: what ``self.retry()`` raises."""
+    """The task is to be run again. Raised by ``self.retry()``."""
 
     def __init__(
         self,
@@ -46,11 +46,11 @@ class TaskRetry(Exception):
 
 
 class Ignore(Exception):
-    """The task asks that no result be recorded: its job completes without one."""
+    """The task wants no result to be recorded: its job completes without one."""
 
 
 class Reject(Exception):
-    """The task gives its message back: to the queue, or for good."""
+    """The task gives its message back: to the queue, or for good as a dead letter."""
 
     def __init__(self, reason: Any = None, requeue: bool = False) -> None:
         super().__init__(reason, requeue)
@@ -67,13 +67,13 @@ class SoftTimeLimitExceeded(Exception):
 
 
 class UnsupportedOptionError(ConfigurationError):
-    """A Celery option that Ergon has no counterpart for, and that matters."""
+    """A Celery option that matters and that Ergon has no counterpart for."""
 
     code = "celery_option"
 
 
 class CanvasError(UnsupportedOptionError):
-    """A chain, group, chord or callback: Ergon runs single calls."""
+    """A chain, group, chord or callback, which Ergon does not run: it runs single calls."""
 
     code = "celery_canvas"
 
@@ -85,7 +85,7 @@ class UnsupportedNameError(UnsupportedOptionError, AttributeError):
 
 
 def missing_name(owner: str, name: str, remedies: Mapping[str, str]) -> AttributeError:
-    """The error of an attribute that Celery has and ``owner`` has not."""
+    """The error for an attribute that Celery has and ``owner`` does not."""
     if name not in remedies:
         return AttributeError(f"{owner} has no attribute {name!r}")
     return UnsupportedNameError(
@@ -94,10 +94,10 @@ def missing_name(owner: str, name: str, remedies: Mapping[str, str]) -> Attribut
 
 
 def is_celery(error: BaseException, name: str) -> bool:
-    """Whether an exception is the one of this name, from here or from ``celery.exceptions``.
+    """Whether an exception has this name and comes from here or from ``celery.exceptions``.
 
     Celery's classes are recognised by name, so that Celery does not have to be importable.
     """
     homes = (__name__, "celery.exceptions", "billiard.exceptions")
-    names = (name, f"Task{name}")  # TaskRetry is called Retry where users import it
+    names = (name, f"Task{name}")  # Users import TaskRetry under the name Retry.
     return any(each.__name__ in names and each.__module__ in homes for each in type(error).__mro__)

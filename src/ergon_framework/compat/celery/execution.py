@@ -50,7 +50,7 @@ class CeleryDelivery:
 
     @property
     def retries(self) -> int:
-        """How often the task was tried before, as Celery counts."""
+        """How often the task was tried before, counted as Celery does."""
         return self.attempt - 1
 
     def ask_for_retry(
@@ -62,7 +62,7 @@ class CeleryDelivery:
         eta: datetime | str | None,
         max_attempts: int,
     ) -> None:
-        """Note that the task wants another attempt; refuse what an attempt cannot change."""
+        """Record that the task wants another attempt. Refuses what an attempt cannot change."""
         is_other = (args is not None and list(args) != self.args) or (
             kwargs is not None and dict(kwargs) != self.kwargs
         )
@@ -73,7 +73,7 @@ class CeleryDelivery:
                 remedy="call apply_async with the new arguments, and return",
                 details={"task": self.task},
             )
-        # The worker would dead-letter the job as exhausted; here the task's author can be told what
+        # The worker would dead-letter the job as exhausted. Here the task's author can be told what
         # to change.
         if self.attempt >= max_attempts:
             remedy = f"declare it: max_retries={self.attempt} in the decorator of the task"
@@ -94,7 +94,7 @@ RUNNING_DELIVERY: ContextVar[CeleryDelivery | None] = ContextVar(
 
 
 class RunnableTask(Protocol):
-    """What is asked of a task, Celery's or ours."""
+    """What is needed of a task, whether it is Celery's or this package's."""
 
     name: str
     ignore_result: bool
@@ -128,24 +128,24 @@ class RunnableTask(Protocol):
 
 
 class RunListener:
-    """Hears what happens to a task; the bridge to Celery sends its signals from here."""
+    """Told what happens to a task. The bridge to Celery sends its signals from here."""
 
     def started(self, task: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        """Hear that the task is about to run."""
+        """The task is about to run."""
 
     def ended(self, task: Any, task_id: str, state: str, value: Any, einfo: Any) -> None:
-        """Hear that the task has ended: SUCCESS, RETRY or FAILURE."""
+        """The task has ended with SUCCESS, RETRY or FAILURE."""
 
     def returned(self, task: Any, task_id: str, state: str, value: Any) -> None:
-        """Hear the same after all hooks have run."""
+        """The same, after all hooks have run."""
 
     def error_info(self, error: BaseException) -> Any:
-        """What hooks get as ``einfo``, beside the error itself."""
+        """The value that hooks get as ``einfo``, beside the error itself."""
         return error
 
 
 class TaskHandler:
-    """The handler of one task's jobs."""
+    """Runs the jobs of one task."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class TaskHandler:
         job = current_job() or JobContext(job_id="")
         given, named = self._decode(list(args)), self._decode(kwargs)
         delivery = CeleryDelivery(job, self._task.name, given, named)
-        # Without acks_late a job that was lost is not delivered again: this is a retry.
+        # Without acks_late a lost job is not delivered again, so this delivery is a retry.
         delivery.is_redelivered = self._task.acks_late and job.attempt > 1
         token = RUNNING_DELIVERY.set(delivery)
         self._task.push_request(**request_fields(job, delivery))
@@ -192,7 +192,7 @@ class TaskHandler:
                 value = task(*args, **kwargs)
         except Exception as error:
             self._tell_end(delivery, error)
-            raise  # here and not in _tell_end, which would be a further frame of the traceback
+            raise  # Here and not in _tell_end, which would add a frame to the traceback.
         # Before on_success: a task that asked for a retry and returned has not succeeded.
         self._try_again(delivery)
         task.on_success(value, task_id, args, kwargs)
@@ -200,7 +200,9 @@ class TaskHandler:
         return None if task.ignore_result else self._encode(value)
 
     def _tell_end(self, delivery: CeleryDelivery, error: Exception) -> None:
-        """Tell hooks how the task ended; raise what the worker is to hear if not the error."""
+        """Call the hooks for how the task ended. Raises what the worker is to see, if not the error
+        itself.
+        """
         task, task_id = self._task, delivery.job_id
         args, kwargs = delivery.args, delivery.kwargs
         if is_celery(error, "Ignore"):
@@ -218,7 +220,7 @@ class TaskHandler:
             self._listener.returned(task, task_id, "RETRY", error)
             delay = delivery.retry_delay
             delay = _delay_of(error) if delay is None else delay
-            # The cause is the task's own error, and that is what the job's history is to show.
+            # The cause is the task's own error, which the job's history is to show.
             raise RetryLater(_retry_text(error), delay) from cause
         info = self._listener.error_info(error)
         task.on_failure(error, task_id, args, kwargs, info)
@@ -226,9 +228,9 @@ class TaskHandler:
         self._try_again(delivery, error)
 
     def _try_again(self, delivery: CeleryDelivery, error: Exception | None = None) -> None:
-        """Keep a retry that the task asked for with ``throw=False``, however it ended after that.
+        """Keep a retry that the task asked for with ``throw=False``, however it ended afterwards.
 
-        With Celery the message of the retry is on its way by then.
+        With Celery the message of the retry has been sent by then.
         """
         if delivery.retry_delay is not None:
             text = f"the task {delivery.task!r} asked for a retry"
@@ -266,7 +268,7 @@ def request_fields(job: JobContext, delivery: CeleryDelivery) -> dict[str, Any]:
 
 def delay_until(countdown: float | None, eta: datetime | str | None) -> float:
     """Seconds until a retry."""
-    if eta is not None and not countdown:  # of the two, Celery takes the countdown
+    if eta is not None and not countdown:  # Given both, Celery takes the countdown.
         return max(0.0, (instant("eta", eta) - datetime.now(UTC)).total_seconds())
     return seconds_of(countdown or 0.0)
 
@@ -279,7 +281,7 @@ def _delay_of(error: Any) -> float:
 
 
 def _retry_text(error: Any) -> str:
-    """What is kept of a retry: the failure behind it, if there is one."""
+    """The text that is kept of a retry: the failure behind it, if there is one."""
     cause = getattr(error, "exc", None)
     return describe(cause) if isinstance(cause, BaseException) else str(error)
 
@@ -294,9 +296,9 @@ def _rejection(error: Any) -> Exception:
 
 @contextmanager
 def django_connections() -> Iterator[None]:
-    """Keep connections of Django from outliving their time, as Celery's worker does."""
+    """Close connections of Django that are too old, as Celery's worker does."""
     database: Any = sys.modules.get("django.db")
-    if database is None:  # nothing of this process has used it
+    if database is None:  # Nothing in this process has used Django.
         yield
         return
     database.close_old_connections()
@@ -308,16 +310,16 @@ def django_connections() -> Iterator[None]:
 
 @contextmanager
 def soft_time_limit(seconds: float | None, error: type[BaseException] | None) -> Iterator[None]:
-    """Raise ``error`` in this thread after so long.
+    """Raise ``error`` in this thread after so many seconds.
 
-    It is raised between two instructions of Python code: a call that blocks in C notices it when it
-    returns. The hard limit, which ends the process, waits for nobody.
+    It is raised between two instructions of Python code, so a call that blocks in C notices it when
+    it returns. The hard limit, which ends the process, does not wait for that.
     """
     if seconds is None or error is None:
         yield
         return
     lock = threading.Lock()
-    # Not by a signal: those interrupt the main thread only, and handlers run in any.
+    # Not with a signal: signals interrupt only the main thread, and handlers run in any thread.
     thread = ctypes.c_ulong(threading.get_ident())
     raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
     is_over = False
@@ -333,9 +335,8 @@ def soft_time_limit(seconds: float | None, error: type[BaseException] | None) ->
     try:
         yield
     finally:
-        # The lock is shared with interrupt(), so that nothing is raised in this thread after the
-        # task.
+        # interrupt() takes the same lock, so that nothing is raised in this thread after the task.
         with lock:
             is_over = True
-            raise_in(thread, None)  # one that was asked for and has not been raised yet
+            raise_in(thread, None)  # An error that was asked for and has not been raised yet.
         timer.cancel()

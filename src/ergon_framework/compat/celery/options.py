@@ -22,13 +22,15 @@ from ergon_framework.ports.job_fields import CHECKS, TEN_YEARS
 
 DAY = 86_400.0
 NO_TIME_LIMIT = 7 * DAY
-"""Seconds for an attempt of a task without a time limit: the longest that a job may have."""
+"""Seconds for an attempt of a task without a time limit: the longest time that a job may have."""
 MAX_RETRIES = 3
-"""How often ``self.retry()`` may be called where a task says nothing: Celery's default."""
+"""How often ``self.retry()`` may be called if a task does not say: Celery's default."""
 SPARE_ATTEMPTS = 21
-"""Attempts of a bound task, which may ask for more retries than it declares; it ends itself."""
+"""How many attempts a bound task has, because it may ask for more retries than it declares. The
+task itself stops.
+"""
 UNBOUNDED_ATTEMPTS = 10_000
-"""Attempts of a task with ``max_retries=None``: the most that a job may have."""
+"""How many attempts a task with ``max_retries=None`` has: the most that a job may have."""
 
 CANVAS = ("link", "link_error", "chain", "chord", "group_id")
 DROPPED = frozenset(
@@ -40,7 +42,7 @@ DROPPED = frozenset(
         *("task_type", "trail", "utc"),
     }
 )
-"""Options of a call about the way to the broker and back, and about logs."""
+"""Options of a call that concern the way to the broker and back, or logs."""
 REFUSED = {
     "exchange": "name a queue: jobs have no exchanges",
     "headers": "pass it as an argument: a job has no headers",
@@ -55,13 +57,13 @@ MAPPED = frozenset(
     }
 )
 OF_JOBS = ("tags", "metadata")
-"""Options of a call that Celery has not: what its job is found by. A message has neither."""
+"""Options of a call that Celery does not have, by which its job is found. A message has neither."""
 HOOKS = ("before_start", "on_success", "on_retry", "on_failure", "after_return")
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPolicy:
-    """What a task declares, as far as it matters for its jobs."""
+    """What a task declares, as far as its jobs need it."""
 
     name: str
     max_retries: int | None = MAX_RETRIES
@@ -74,7 +76,7 @@ class TaskPolicy:
 
     @property
     def max_attempts(self) -> int:
-        """How often its jobs may be tried at most; the task itself decides when to stop."""
+        """How many attempts its jobs may have. The task itself decides when to stop."""
         if self.max_retries is None:
             return UNBOUNDED_ATTEMPTS
         most = min(self.max_retries + 1, UNBOUNDED_ATTEMPTS)
@@ -82,25 +84,28 @@ class TaskPolicy:
 
     @property
     def retry(self) -> dict[str, Any]:
-        """When a job is tried again: if the task asks for it, and otherwise as Celery does."""
+        """When a job is tried again: when the task says, and otherwise as in Celery."""
         return {
             "on_error": "dead-letter",
             "on_timeout": "dead-letter",
             "on_lost": "retry" if self.acks_late else "dead-letter",
-            # Ten years: no countdown or eta of a task is to be cut short.
+            # Ten years, so that no countdown or eta of a task is cut short.
             "max_retry_after": 3650 * DAY,
         }
 
 
 def policy_of(task: Any) -> TaskPolicy:
-    """What a task of Celery, or of this package, declares; a mistake in it is refused."""
+    """The policy that a task of Celery, or of this package, declares. A mistake in it
+    is refused.
+    """
     for flaw in declared_flaws(task):
         raise UnsupportedOptionError(
             f"the task {task.name!r} is declared with {flaw}",
             remedy="correct it in the decorator of the task",
             details={"task": task.name},
         )
-    # autoretry_for passes retry_kwargs to retry(), and so may allow more than the task itself.
+    # autoretry_for passes retry_kwargs to retry(), and so may allow more retries than the task
+    # itself.
     declared = [task.max_retries, (getattr(task, "retry_kwargs", None) or {}).get("max_retries", 0)]
     return TaskPolicy(
         name=task.name,
@@ -115,7 +120,9 @@ def policy_of(task: Any) -> TaskPolicy:
 
 
 def declared_tags(task: Any) -> tuple[str, ...] | None:
-    """The tags of all jobs of a task; a class of the user's may mean something else by the word."""
+    """The tags of all jobs of a task. A class of the user may use the attribute for
+    something else.
+    """
     found = getattr(task, "tags", None)
     if not isinstance(found, list | tuple | set | frozenset):
         return None
@@ -123,7 +130,7 @@ def declared_tags(task: Any) -> tuple[str, ...] | None:
 
 
 def declared_flaws(task: Any) -> list[str]:
-    """The options of a task with unusable values, each as a text for its author."""
+    """The options of a task with unusable values, each as a sentence for its author."""
     found = []
     for option, is_right, wanted in _DECLARED:
         value = getattr(task, option, None)
@@ -159,11 +166,11 @@ _DECLARED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("soft_time_limit", _is_limit, _SECONDS),
     *((hook, callable, "a function") for hook in HOOKS),
 )
-"""Options of a task, what is right for each, and what to write."""
+"""Options of a task, which values are right, and what to write."""
 
 
 def is_bound(task: Any) -> bool:
-    """Whether the task's code has ``self``, and may call ``self.retry()`` as it likes."""
+    """Whether the task's code has ``self``, and may call ``self.retry()`` as often as it likes."""
     own = getattr(task, "_orig_run", task.run)  # under Celery's autoretry
     return getattr(own, "__self__", None) is not None
 
@@ -175,7 +182,7 @@ def job_options(
     now: datetime,
     is_smaller_first: bool = False,
 ) -> JobOptions:
-    """The job's options for a call of a task with these options of ``apply_async``.
+    """The options of the job for a call of a task with these options of ``apply_async``.
 
     ``is_smaller_first``: priority 0 is the highest, as with Redis, and not 9, as with RabbitMQ.
     """
@@ -220,7 +227,7 @@ def refuse_canvas(name: str, options: Mapping[str, Any]) -> None:
 
 
 def refuse_changes(name: str, changed: Iterable[str]) -> None:
-    """Refuse a retry for which the task asks with other options than its job has."""
+    """Refuse a retry that asks for other options than its job has."""
     options = ", ".join(sorted(changed))
     if options:
         raise UnsupportedOptionError(
@@ -232,7 +239,7 @@ def refuse_changes(name: str, changed: Iterable[str]) -> None:
 
 
 def rate_of(limit: str) -> float:
-    """Celery's ``10/m`` in starts per second; 0 for none."""
+    """Celery's ``10/m`` as starts per second; 0 for none."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:/\s*([smh]))?\s*", limit)
     if match is None:
         raise UnsupportedOptionError(
@@ -248,7 +255,7 @@ def check_rate(policy: TaskPolicy, queue: str, rates: Mapping[str, float | None]
     """
     limit = 0.0 if policy.rate_limit is None else rate_of(policy.rate_limit)
     found = rates.get(queue)
-    # A thousandth more, because the remedy below rounds: 10/m is 0.166667 in it, which is above
+    # A thousandth more, because the remedy below rounds: it writes 10/m as 0.166667, which is above
     # 1/6.
     if not limit or (found is not None and found <= limit * 1.001):
         return
@@ -262,7 +269,9 @@ def check_rate(policy: TaskPolicy, queue: str, rates: Mapping[str, float | None]
 
 
 def unkept(task: Any) -> list[str]:
-    """What a task of Celery declares that has no effect on its jobs, as texts for its author."""
+    """What a task of Celery declares that has no effect on its jobs, as sentences for
+    its author.
+    """
     found = []
     if task.acks_late and not task.acks_on_failure_or_timeout:
         found.append(
@@ -276,7 +285,7 @@ def unkept(task: Any) -> list[str]:
 
 
 def to_be_changed(task: Any) -> list[str]:
-    """What a task of Celery declares that its calls will be refused for."""
+    """What a task of Celery declares for which its calls will be refused."""
     found = []
     if task.rate_limit is not None and (rate := rate_of(str(task.rate_limit))):
         found.append(
@@ -288,7 +297,7 @@ def to_be_changed(task: Any) -> list[str]:
 
 
 def _right(policy: TaskPolicy, call: Mapping[str, Any], option: str, field: str) -> Any:
-    """The value of an option, if it is one that the field of a job can have."""
+    """The value of an option, if the field of a job can have it."""
     value = call.get(option)
     if value is None:
         return None
@@ -299,7 +308,9 @@ def _right(policy: TaskPolicy, call: Mapping[str, Any], option: str, field: str)
 
 
 def _time_limit(policy: TaskPolicy, call: Mapping[str, Any]) -> float:
-    """Seconds for an attempt: those of the call, of the task, or the most that a job may have."""
+    """Seconds for an attempt: those of the call, else of the task, else the longest time that a job
+    may have.
+    """
     limits = {"time_limit": call.get("time_limit", policy.time_limit) or NO_TIME_LIMIT}
     found: float = _right(policy, limits, "time_limit", "timeout")
     return found
@@ -313,21 +324,23 @@ def _priority(policy: TaskPolicy, value: Any, *, is_smaller_first: bool) -> int 
         remedy = "give a number from 0 to 9, as Celery's brokers have them"
         problem = f"priority must be a whole number, not {shown(value)}"
         raise _wrong(policy.name, problem, remedy)
-    # A job with a greater number goes first, as with RabbitMQ.
+    # The job with the greater number goes first, as with RabbitMQ.
     call = {"priority": -found if is_smaller_first else found}
     priority: int = _right(policy, call, "priority", "priority")
     return priority
 
 
 def _whole_of(value: Any) -> int | None:
-    """A whole number, also as text: Celery's transports take one from the environment so."""
+    """A whole number, also as text, because Celery's transports take one from the environment as
+    text.
+    """
     if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d{1,9}\s*", value):
         return int(value)
     return value if _is_whole(value) else None
 
 
 def _due(call: Mapping[str, Any], now: datetime) -> dict[str, Any]:
-    if call.get("countdown"):  # of the two, Celery takes the countdown
+    if call.get("countdown"):  # Given both, Celery takes the countdown.
         return {"delay": seconds_of(call["countdown"])}
     if "eta" in call:
         at = instant("eta", call["eta"])
@@ -344,14 +357,14 @@ def _expiry(value: Any, now: datetime) -> dict[str, Any]:
         is_far = (at - now).total_seconds() >= TEN_YEARS
         return {} if is_far else {"expires_at": at}
     seconds = _seconds("expires", value)
-    # A negative one stays: Celery takes calls that have expired, and expired_at() finds them.
+    # A negative one stays: Celery accepts calls that have expired, and expired_at() finds them.
     return {"expires_in": max(-TEN_YEARS, seconds)} if seconds < TEN_YEARS else {}
 
 
 def expired_at(options: JobOptions, now: float) -> float | None:
-    """The expiry of a call that can no longer be started before it; None: there is time.
+    """The expiry of a call that can no longer be started before it. None if there is time.
 
-    Celery takes such a call, and its worker revokes it.
+    Celery accepts such a call, and its worker revokes it.
     """
     expires_in, expires_at = options.get("expires_in"), options.get("expires_at")
     if isinstance(expires_at, datetime):
@@ -368,13 +381,13 @@ def expired_at(options: JobOptions, now: float) -> float | None:
 
 
 def without_expiry(options: JobOptions) -> JobOptions:
-    """The same options for a job that does not expire."""
+    """The same options without the expiry."""
     left = {key: value for key, value in options.items() if not key.startswith("expires_")}
     return cast(JobOptions, left)
 
 
 def seconds_of(countdown: Any) -> float:
-    """Seconds from now, and none for a time that is over; a number that is no time is refused."""
+    """Seconds from now; none for a time that has passed. A number that is no time is refused."""
     return max(0.0, _seconds("countdown", countdown))
 
 
@@ -393,8 +406,8 @@ def _seconds(option: str, value: Any) -> float:
 def instant(option: str, value: Any) -> datetime:
     """An instant as Celery takes it: text or a datetime.
 
-    One without a zone is in UTC whatever the application's ``timezone`` is: Celery's worker reads
-    the message that way.
+    One without a zone is in UTC, whatever the application's ``timezone`` is, because Celery's
+    worker reads the message that way.
     """
     try:
         at = datetime.fromisoformat(value) if isinstance(value, str) else value

@@ -38,7 +38,7 @@ _NAMES = {
     "backend": "ask the result itself: the store of jobs keeps it",
     "then": "wait with get(), or call the next task at the end of this one",
 }
-"""What results of Celery have and these have not, with what to do instead."""
+"""Attributes that results of Celery have and these do not, with what to do instead."""
 
 
 class JobResult:
@@ -78,7 +78,7 @@ class JobResult:
     def state(self) -> str:
         """PENDING, STARTED, RETRY, SUCCESS, FAILURE or REVOKED; PENDING for an unknown id.
 
-        One that has expired is revoked: it was never run.
+        A job that has expired is REVOKED, because it was never run.
         """
         try:
             job = self._opened.find(self.id)
@@ -114,10 +114,10 @@ class JobResult:
         disable_sync_subtasks: bool = True,
         **_: Any,
     ) -> Any:
-        """Wait for the result; a failure is raised, or returned without ``propagate``.
+        """Wait for the result. A failure is raised, or returned without ``propagate``.
 
-        ``callback`` is called with the id and the value. ``interval``, ``no_ack`` and those after
-        ``callback`` change nothing: a store wakes whoever waits, and sends no messages.
+        ``callback`` is called with the id and the value. ``interval``, ``no_ack`` and the arguments
+        after ``callback`` change nothing: a store wakes its waiters, and sends no messages.
         """
         if disable_sync_subtasks and current_job() is not None:
             raise RuntimeError(
@@ -159,7 +159,8 @@ class JobResult:
         """Cancel the job if it waits; with ``terminate`` also one that runs."""
         try:
             self._opened.cancel(self.id, running=terminate)
-        except (JobStateError, JobNotFoundError):  # running, ended or unknown: as with Celery
+        # It runs, has ended or is unknown: ignored, as in Celery.
+        except (JobStateError, JobNotFoundError):
             return
 
     def forget(self) -> None:
@@ -173,9 +174,11 @@ class JobResult:
 
 
 def _timeout_of_celery(error: ResultTimeoutError) -> ResultTimeoutError:
-    """The error, so that code which catches Celery's own ``TimeoutError`` catches it as well."""
-    # Not imported: who catches Celery's TimeoutError has imported it, and Celery may not be
-    # installed.
+    """The error, in a class that code which catches Celery's own ``TimeoutError``
+    catches as well.
+    """
+    # Not imported: a program that catches Celery's TimeoutError has imported it, and Celery may not
+    # be installed.
     celery = sys.modules.get("celery.exceptions")
     if celery is None:
         return error
@@ -191,10 +194,11 @@ def _timeout_class(of_celery: type[Exception]) -> type[ResultTimeoutError]:
 
 
 def result_class(of_celery: Any, find: Callable[[str], JobResult | None]) -> Any:
-    """Celery's class of results, which asks the store of jobs about an id that is one of a job.
+    """Celery's class of results, extended to ask the job store about ids of jobs.
 
-    ``find`` is the result of a job, or None for an id that is none. It is asked when somebody wants
-    to know, and not when a result is made: Celery makes one for each message that it sends.
+    ``find`` returns the result of a job, or None for an id that is not a job's. It is called when a
+    caller wants to know, and not when a result is made, because Celery makes one for each message
+    that it sends.
     """
 
     class AsyncResult(of_celery):  # type: ignore[misc]
@@ -209,7 +213,7 @@ def result_class(of_celery: Any, find: Callable[[str], JobResult | None]) -> Any
         def _get_task_meta(self) -> Any:
             try:
                 job = self._job()
-            except StoreError as error:  # what Celery runs does not depend on it
+            except StoreError as error:  # Results of what Celery runs do not depend on it.
                 logger.warning("whether %s is a job is not known: %s", self.id, describe(error))
                 job = None
             if job is None:

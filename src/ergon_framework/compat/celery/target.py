@@ -24,7 +24,7 @@ DEFAULT_QUEUE = "default"
 
 
 class ErgonApp(Protocol):
-    """What is asked of an :class:`~ergon_framework.App`."""
+    """What is needed of an :class:`~ergon_framework.App`."""
 
     @property
     def registry(self) -> Registry:
@@ -36,7 +36,7 @@ class ErgonApp(Protocol):
 
     @property
     def executor(self) -> str:
-        """The executor that its jobs name; empty where they name none."""
+        """The executor that its jobs name; empty if they name none."""
 
 
 class CallTarget:
@@ -80,22 +80,22 @@ class CallTarget:
     def send(
         self, policy: TaskPolicy, args: list[Any], kwargs: Mapping[str, Any], options: JobOptions
     ) -> JobResult:
-        """Store the job of a call, also of one that has expired: a worker records that of it."""
+        """Store the job of a call, even of one that has expired: a worker then records that."""
         refuse_while_loading(f"calls the task {policy.name!r}")
         client = self.client
         if policy.rate_limit is not None and "rate_limit" not in self._ignore:
             rates = {name: each.rate for name, each in client.settings.queues.items()}
             check_rate(policy, options.get("queue") or DEFAULT_QUEUE, rates)
         job = current_job()
-        if job is not None:  # called by another task: both belong together
+        if job is not None:  # It was called by another task, so both belong together.
             options.setdefault("correlation_id", job.correlation or job.job_id)
         executor = "" if self._app is None else self._app.executor
         name = f"{executor}#{policy.name}" if executor else policy.name
         late = expired_at(options, client.store.now())
         if late is None:
             return JobResult(client.enqueue(name, args, kwargs, **options), client)
-        # A client refuses a job that expires before it is due; with Celery such a call is accepted
-        # and later revoked.
+        # A client refuses a job that expires before it is due. Celery accepts such a call and later
+        # revokes it.
         in_time = without_expiry(options)
         expired = structs.replace(client.job(name, args, kwargs, **in_time), expires_at=late)
         client.store.add([expired])

@@ -74,7 +74,7 @@ _TASK_NAMES = {
     "signature_from_request": "call apply_async() with the arguments that you have",
     "subtask_from_request": "call apply_async() with the arguments that you have",
 }
-"""What tasks of Celery have and these have not, with what to do instead."""
+"""Attributes that tasks of Celery have and these do not, with what to do instead."""
 _SETTINGS = "leave it out: what jobs need is said in the decorators, by App and in ergon.toml"
 _SCHEDULES = "declare it with @app.schedule of the App, or in ergon.toml under [schedules]"
 _APP_NAMES = {
@@ -86,7 +86,7 @@ _APP_NAMES = {
     "start": "run a worker: ergon worker, or run() of the App",
     "worker_main": "run a worker: ergon worker, or run() of the App",
 }
-"""The same of applications."""
+"""The same for applications."""
 
 
 class TaskRequest:
@@ -118,7 +118,8 @@ class TaskRequest:
         return getattr(self, name, default)
 
 
-# Not in the task: a base class of the user's may have a constructor that does not call ours.
+# Not in the task, because a base class of the user may have a constructor that does not call
+# Task's.
 _REQUESTS: ContextVar[Mapping[int, tuple[TaskRequest, ...]]] = ContextVar("requests", default={})  # noqa: B039 - never changed in place
 
 
@@ -259,13 +260,13 @@ class Task:
         max_retries: int | None = None,
         **options: Any,
     ) -> TaskRetry:
-        """Raise :class:`TaskRetry`: the job is tried again after ``countdown``, or at ``eta``.
+        """Raise :class:`TaskRetry`, so that the job is run again after ``countdown``, or at
+        ``eta``.
 
         After ``max_retries`` it raises ``exc`` instead, or MaxRetriesExceededError.
         """
         delivery = RUNNING_DELIVERY.get()
-        # As Celery does for a task that is called like a function: there is no job to be tried
-        # again.
+        # As Celery does for a task that is called like a function: there is no job to run again.
         if delivery is None or self.request.called_directly:
             raise exc or TaskRetry("Task can be retried")
         refuse_changes(self.name, (key for key, value in options.items() if value is not None))
@@ -285,7 +286,7 @@ class Task:
     def update_state(
         self, task_id: str | None = None, state: str | None = None, meta: Any = None, **_: Any
     ) -> None:
-        """Log the state: a job has no states of its own making."""
+        """Log the state. A job has no states chosen by its task."""
         logger.warning("%s: state %s is not kept; jobs have none of their own", self.name, state)
 
     # ---- hooks ----
@@ -324,12 +325,12 @@ def eta_or(eta: datetime | str | None, countdown: float | None) -> float | datet
 
 
 def _types(errors: Any) -> tuple[type[Exception], ...]:
-    """The exceptions of an option, which may be one of them or a list."""
+    """The exceptions of an option, which may be one exception or a list."""
     return (errors,) if isinstance(errors, type) else tuple(errors)
 
 
 class AutoretryTask:
-    """A task whose errors in ``autoretry_for`` become retries, as long as it runs in a job."""
+    """A task whose errors in ``autoretry_for`` become retries while it runs in a job."""
 
     def __init__(self, task: Task, dice: Callable[[], float] = random.random) -> None:
         self._task = task
@@ -339,7 +340,7 @@ class AutoretryTask:
         return getattr(self._task, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the task; raises ``Retry`` for an error that it is to be tried again after."""
+        """Call the task. Raises ``Retry`` for an error after which it is to be run again."""
         task = self._task
         try:
             return task(*args, **kwargs)
@@ -358,7 +359,7 @@ class AutoretryTask:
     def _countdown(self, retries: int) -> float:
         low = 0.0 if self._task.retry_jitter else 1.0
         factor, cap = float(self._task.retry_backoff), float(self._task.retry_backoff_max)
-        if cap <= 0.0:  # which a Backoff takes for no cap
+        if cap <= 0.0:  # Backoff takes this for no cap.
             return 0.0
         # At least one second: Celery raises a smaller factor to 1 as well, and True is 1.
         return Backoff(max(1.0, factor), 2.0, cap, low=low, high=1.0).delay(retries, self._dice())
@@ -367,8 +368,8 @@ class AutoretryTask:
 class Celery:
     """An application: tasks, and the App (or registry and client) that their jobs belong to.
 
-    Tasks of ``shared_task`` belong to every application; their calls go to the one that was made
-    last, as with Celery.
+    Tasks of ``shared_task`` belong to every application. Their calls go to the application that was
+    made last, as with Celery.
     """
 
     def __init__(
@@ -425,8 +426,8 @@ class Celery:
         task = task() if isinstance(task, type) else task
         if not task.name:
             task.name = f"{type(task).__module__}.{type(task).__name__}"
-        # Now, at the import: later it would be an error of the first call.
-        policy_of(task)  # says what is wrong with its options
+        # Now, at the import; later it would be an error of the first call.
+        policy_of(task)  # Raises an error that says what is wrong with its options.
         if task.tags is not None and declared_tags(task) is None:
             raise UnsupportedOptionError(
                 f"the task {task.name!r} is declared with tags={shown(task.tags)}",
@@ -461,7 +462,7 @@ class Celery:
         for package in packages:
             name = f"{package}.{related_name}"
             importlib.import_module(package)
-            # A package may have no tasks; one whose tasks cannot be imported is an error.
+            # A package may have no tasks, but one whose tasks cannot be imported is an error.
             if importlib.util.find_spec(name) is not None:
                 importlib.import_module(name)
 
@@ -471,7 +472,9 @@ class Celery:
 
 
 class SharedTasks:
-    """Tasks of ``shared_task`` and the applications that have them, in any order of making."""
+    """The tasks of ``shared_task`` and the applications that have them, whichever were
+    made first.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -480,21 +483,21 @@ class SharedTasks:
 
     @property
     def current_app(self) -> Celery | None:
-        """The application that was made last and is still there."""
+        """The application that was made last and still exists."""
         living = (app for each in reversed(self._apps) if (app := each()) is not None)
         return next(living, None)
 
     def add_app(self, app: Celery) -> None:
-        """Give an application all tasks, and those that follow."""
+        """Give an application all tasks, and those that are added later."""
         with self._lock:
-            # Weak: this list lives as long as the process, and a test makes an application for each
-            # case.
+            # Weak references: this list lives as long as the process, and a test makes an
+            # application for each case.
             self._apps = [each for each in self._apps if each() is not None] + [weakref.ref(app)]
             for task in self._tasks:
                 app.register_task(task)
 
     def add_task(self, task: Task) -> None:
-        """Give a task to all applications, and to those that follow."""
+        """Give a task to all applications, and to those that are made later."""
         with self._lock:
             self._tasks.append(task)
             for each in self._apps:
@@ -545,7 +548,7 @@ def task_of(function: Callable[..., Any], options: Mapping[str, Any]) -> Task:
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    """``module.function``; a script is called by its file, as its executors import it."""
+    """``module.function``. A script is named by its file, as its executors import it."""
     module = function.__module__
     if module == "__main__":
         file = getattr(sys.modules["__main__"], "__file__", None)
@@ -554,5 +557,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def refused_canvas(*_: Any, **__: Any) -> NoReturn:
-    """What ``chain``, ``group``, ``chord`` and ``signature`` are here: importable, and refused."""
+    """Stands for ``chain``, ``group``, ``chord`` and ``signature``: they can be imported, and
+    calling them is refused.
+    """
     raise CanvasError("Ergon runs single calls: it has no chains, groups and chords", remedy=_NEXT)

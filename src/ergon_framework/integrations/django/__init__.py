@@ -39,7 +39,8 @@ __all__ = ["app", "in_transaction", "on_commit"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Late: the module is imported while Django reads its settings, and the App needs them.
+    # Imported late: this module is imported while Django reads its settings, and the App needs
+    # them.
     try:
         from ergon_framework.integrations.django import enqueueing, project
     except ImportError as error:

@@ -19,14 +19,16 @@ logger = logging.getLogger("ergon.integrations.django")
 
 
 class ErgonConfig(AppConfig):  # type: ignore[misc] # Django has no types
-    """Imports the handlers of all installed applications once their models are there."""
+    """Imports the handlers of all installed applications when their models are loaded."""
 
     name = "ergon_framework.integrations.django"
     label = "ergon"
     verbose_name = "Ergon"
 
     def ready(self) -> None:
-        """Import ``jobs`` of each application that has it, or what ``MODULES`` names instead."""
+        """Import ``jobs`` of each application that has it, or the modules that
+        ``MODULES`` names.
+        """
         from ergon_framework.integrations.django.project import settings_of_project
 
         checks.register(check_settings)
@@ -36,11 +38,14 @@ class ErgonConfig(AppConfig):  # type: ignore[misc] # Django has no types
 
 
 def discover(name: str) -> list[str]:
-    """Import the module of that name from each installed application; those that have one."""
+    """Import the module of that name from each installed application. Returns those
+    that have one.
+    """
     found = []
     for config in apps.get_app_configs():
         module = f"{config.name}.{name}"
-        # Ours has no handlers. A module that is there and cannot be imported is an error.
+        # Ergon's own application has no handlers. A module that exists and cannot be imported is an
+        # error.
         if config.name != ErgonConfig.name and find_spec(module) is not None:
             import_module(module)
             found.append(module)
@@ -51,8 +56,8 @@ def open_beside(connection: Any, **_details: Any) -> None:
     """Open the store when Django opens the same SQLite file, before there is a transaction.
 
     Opening takes the file's one lock for a moment. A transaction of Django that is open by then
-    holds it, and would wait for itself when it enqueues its first job. A database that has another
-    name by now, that of a test, is the store from now on.
+    holds the lock, and would wait for itself when it enqueues its first job. A database that has
+    another name by now, such as a test's, is the store from now on.
     """
     from ergon_framework.integrations.django.project import project_app
     from ergon_framework.storage.urls import file_of
@@ -65,12 +70,13 @@ def open_beside(connection: Any, **_details: Any) -> None:
         file = file_of(app.setup.url)
         if file is not None and file.resolve() == Path(connection.settings_dict["NAME"]).resolve():
             app.client  # noqa: B018 - opens it
-    except ErgonError as error:  # whoever needs the store is told; others shall not be stopped
+    # Code that needs the store gets the error; other code must not be stopped by it.
+    except ErgonError as error:
         logger.debug("the job store cannot be opened: %s", error)
 
 
 def check_settings(_app_configs: Sequence[Any] | None = None, **_options: Any) -> list[Any]:
-    """For ``manage.py check``: whether the settings name a store of jobs."""
+    """A check for ``manage.py check``: whether the settings name a job store."""
     from ergon_framework.integrations.django.project import project_app
     from ergon_framework.jobs.store_urls import check_url
 

@@ -40,7 +40,7 @@ def on_commit(
 def in_transaction(handler: JobHandler[P, T], *, using: str | None = None) -> InTransaction[P]:
     """Enqueue jobs of a handler as part of the transaction: both are committed, or neither.
 
-    The jobs must be kept in the database that ``using`` names, without it that of the settings.
+    The job store must be the database that ``using`` names, by default the one of the settings.
     """
     _check_handler("in_transaction", handler)
     return InTransaction(handler, using or settings_of_project().database)
@@ -65,7 +65,7 @@ class AfterCommit(Generic[P]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Check the arguments now, and store the job after the commit; never after a rollback."""
-        # Checked now: after the commit it is too late to roll back for a wrong argument.
+        # Checked now: after the commit it is too late to roll back because of a wrong argument.
         call = self._handler.call(*args, **kwargs)
 
         def store() -> None:
@@ -82,10 +82,11 @@ class InTransaction(Generic[P]):
         self._using = using
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueuedJob:
-        """Store the job; it is there when the transaction is committed. Returns its id.
+        """Store the job, which exists once the transaction is committed. Returns its id.
 
         In a transaction that an error has broken, it raises Django's ``TransactionManagementError``
-        as queries do: Django will roll back, and the job would be gone with its id handed out.
+        as queries do: Django will roll back, and the job would be gone although its id was handed
+        out.
         """
         client = self._handler.app.client
         spec = self._handler.spec(*args, **kwargs)
@@ -96,9 +97,10 @@ class InTransaction(Generic[P]):
                 remedy="put the App into a sandbox: self.enterContext(Sandbox()).use(app); or"
                 ' give the database of tests a file: "TEST": {"NAME": BASE_DIR / "test.db"}',
             )
-        connection.validate_no_broken_transaction()  # our statements go past Django's cursors
+        # These statements go past Django's cursors, which would have checked this.
+        connection.validate_no_broken_transaction()
         (job,) = client.enqueue_many([spec], connection=connection)
-        # Workers would find it by themselves, up to a second later.
+        # Workers would find it without this, up to a second later.
         _after_commit(client.announce, self._using, robust=True)
         return job
 

@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from ergon_framework.jobs.client import JobClient
 
 EXECUTOR = "ergon_framework.integrations.django.executor:app"
-"""What executors load: it sets Django up before it looks for handlers."""
+"""The module that executors load. It sets Django up before it imports handlers."""
 
 DJANGOS_OPTIONS = frozenset(
     {"isolation_level", "server_side_binding", "pool", "client_encoding", "autocommit"}
     | {"prepare_threshold", "context", "row_factory", "cursor_factory"}
 )
-"""``OPTIONS`` of a PostgreSQL database that Django and its driver keep to themselves."""
+"""Keys in the ``OPTIONS`` of a PostgreSQL database that are for Django and its driver only."""
 TEST_IN_MEMORY = "file:memorydb_"
-"""How the names begin that Django's test runner gives to SQLite databases in memory."""
+"""The beginning of the names that Django's test runner gives to SQLite databases in memory."""
 
 _lock = threading.Lock()
 _apps: list[DjangoApp] = []
@@ -51,7 +51,7 @@ _apps: list[DjangoApp] = []
 
 @dataclass(frozen=True, slots=True)
 class ProjectSettings:
-    """What ``ERGON`` in the settings says."""
+    """The content of ``ERGON`` in the settings."""
 
     url: str | None = None
     database: str = "default"
@@ -61,7 +61,7 @@ class ProjectSettings:
 
 
 def settings_of_project() -> ProjectSettings:
-    """The dictionary ``ERGON``, refused with the key that is wrong."""
+    """The dictionary ``ERGON``. A wrong key is refused by name."""
     given = getattr(settings, "ERGON", {})
     if not isinstance(given, Mapping):
         raise SettingsError("ERGON in the settings of Django is no dictionary", remedy="ERGON = {}")
@@ -100,8 +100,8 @@ class DjangoApp(App):
 
     def __init__(self, given: ProjectSettings) -> None:
         super().__init__(config=given.config, name=given.name)
-        # A wrong URL is told by ``manage.py check``, as all wrong settings of a project are: an
-        # error here would be a traceback out of the import of its handlers.
+        # ``manage.py check`` reports a wrong URL, like all wrong settings of a project. An error
+        # here would be a traceback out of the import of its handlers.
         self._url = given.url
         self._given = given
         self._followed: dict[str, Any] | None = None
@@ -114,7 +114,9 @@ class DjangoApp(App):
 
     @property
     def client(self) -> JobClient:
-        """The client of the store; it says at once when a transaction of Django locks the store."""
+        """The client of the store. It fails at once when a transaction of Django locks
+        the store.
+        """
         with self._lock:
             client = super().client
             if client.before_storing is None and hasattr(client.store, "is_locked_by"):
@@ -122,17 +124,20 @@ class DjangoApp(App):
             return client
 
     def _default_url(self, named: str) -> str:
-        """Django's own database as it is now: handlers are imported before a test names its own."""
+        """Django's own database as it is now, because handlers are imported before a test names its
+        own.
+        """
         if named and self._given.config is not None:
             return ""
         self._followed = place_of(self._given.database)
         return url_of(self._given.database)
 
     def follow(self, alias: str) -> None:
-        """Let go of the store when Django connects, if its database has another name by now.
+        """Close the store when Django connects, if its database has another name by now.
 
         The test runner of Django renames its databases after handlers were imported. Before it
-        drops one, it connects to the server and to no database: nobody may be in it by then.
+        drops one, it connects to the server and to no database, because no connection to that one
+        may be open.
         """
         with self._lock:
             if self._followed is None:
@@ -142,19 +147,19 @@ class DjangoApp(App):
                 self.close()
 
     def close(self) -> None:
-        """Let go of the stores; the next use opens them again, where Django's database is then."""
+        """Close the stores. The next use opens them again, where Django's database is then."""
         with self._lock:
             super().close()
-            # Computed again from Django's settings, where a test runner has put other names by
-            # then.
+            # Computed again from Django's settings, in which a test runner may have put other names
+            # by then.
             self._settings = self._setup = self._followed = None
 
 
 def refuse_to_wait_for_oneself(client: JobClient) -> None:
     """Refuse to enqueue in a transaction of Django that has written to the file of the jobs.
 
-    SQLite has one writer: the job could be stored only after that transaction, which goes on only
-    after the job is stored.
+    SQLite has one writer: the job could be stored only after that transaction, and the transaction
+    continues only after the job is stored.
     """
     is_locked_by: Any = getattr(client.store, "is_locked_by", None)
     for connection in connections.all(initialized_only=True):
@@ -202,7 +207,7 @@ def url_of(database: str) -> str:
     engine = str(given.get("ENGINE", "")).rpartition(".")[2]
     name = str(given.get("NAME") or "")
     if engine == "sqlite3" and is_in_memory_of_test(given):
-        return "memory://"  # as what the test writes: nothing of it outlives the process
+        return "memory://"  # In memory, like what the test writes: nothing outlives the process.
     if engine == "sqlite3" and name and not _is_in_memory(name):
         return f"sqlite:///{Path(name).absolute()}"
     if engine in ("postgresql", "postgis"):
@@ -215,7 +220,9 @@ def url_of(database: str) -> str:
 
 
 def place_of(database: str) -> dict[str, Any]:
-    """The settings that Django connects to a database with; a test has put its own name there."""
+    """The settings with which Django connects to a database. A test has put its own
+    name into them.
+    """
     try:
         return {**connections.settings[database]}
     except KeyError:
@@ -226,7 +233,7 @@ def place_of(database: str) -> dict[str, Any]:
 
 
 def is_in_memory_of_test(given: Mapping[str, Any]) -> bool:
-    """Whether it is a database that Django's test runner has made, in memory."""
+    """Whether it is a database in memory that Django's test runner has made."""
     return str(given.get("NAME") or "").startswith(TEST_IN_MEMORY)
 
 
@@ -239,26 +246,26 @@ def _postgresql(given: Mapping[str, Any]) -> str:
     if given.get("PASSWORD"):
         user += ":" + quote(str(given["PASSWORD"]), safe="")
     host = str(given.get("HOST") or "")
-    is_folder = host.startswith("/")  # of a Unix socket
+    is_folder = host.startswith("/")  # the directory of a Unix socket
     place = "" if is_folder else host
     if given.get("PORT"):
         place += f":{given['PORT']}"
     query = ({"host": host} if is_folder else {}) | _connection_options(given)
     at = f"{user}@" if user else ""
-    name = quote(str(given.get("NAME") or ""), safe="")  # none where a service names it
-    options = urlencode(query, quote_via=quote)  # libpq takes a plus for a plus
+    name = quote(str(given.get("NAME") or ""), safe="")  # none if a service file names it
+    options = urlencode(query, quote_via=quote)  # libpq does not read a plus as a space.
     return f"postgresql://{at}{place}/{name}{'?' + options if options else ''}"
 
 
 def _connection_options(given: Mapping[str, Any]) -> dict[str, str]:
-    """``OPTIONS`` of a database, as far as they are libpq's; one that is unknown is refused there.
+    """The ``OPTIONS`` of a database that are libpq's; libpq itself refuses unknown ones.
 
     So jobs go where Django's connections go: over TLS, through a service, into a search_path.
     """
     options = dict(given.get("OPTIONS") or {})
     role = options.pop("assume_role", None)
     if role:
-        word = str(role).replace("\\", r"\\").replace(" ", r"\ ")  # as libpq wants it
+        word = str(role).replace("\\", r"\\").replace(" ", r"\ ")  # in the form that libpq expects
         options["options"] = f"{options.get('options', '')} -c role={word}".strip()
     return {name: str(value) for name, value in options.items() if name not in DJANGOS_OPTIONS}
 

@@ -43,9 +43,9 @@ except ImportError as error:
 __all__ = ["Ergon", "get_ergon"]
 
 EXTENSION = "ergon"
-"""Its name in ``app.extensions``."""
+"""The name of the extension in ``app.extensions``."""
 EXECUTOR = "ergon_framework.integrations.flask.executor:app"
-"""What executors load when a worker is started by ``flask``: the application first."""
+"""The module that executors load when ``flask`` starts a worker: it loads the application first."""
 FLASK_APP = "FLASK_APP"
 
 
@@ -56,7 +56,7 @@ class Ergon(App):
     """
 
     flask_app: Flask | None = None
-    """The application it was last given, or which a command of ``flask`` has loaded."""
+    """The application that was passed last, or that a command of ``flask`` has loaded."""
     _is_loaded_by_flask = False
 
     def init_app(self, app: Flask) -> None:
@@ -80,7 +80,7 @@ class Ergon(App):
         app.cli.add_command(_command)
 
     def _in_context(self, _unit: UnitOfWork) -> Iterator[None]:
-        """A fresh context for each job: what a handler puts into ``g`` ends with the job."""
+        """A new context for each job, so that what a handler puts into ``g`` ends with the job."""
         app = self.flask_app
         if has_app_context() and current_app.extensions.get(EXTENSION) is self:
             app = current_app._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001
@@ -93,7 +93,7 @@ class Ergon(App):
         return EXECUTOR if self._is_loaded_by_flask else super()._reference()
 
     def load_by_flask(self, import_path: str | None) -> None:
-        """Let executors load the application as ``flask --app`` does."""
+        """Make executors load the application as ``flask --app`` does."""
         self._is_loaded_by_flask = True
         if import_path is not None:
             os.environ[FLASK_APP] = import_path
@@ -108,7 +108,7 @@ def loaded_ergon(info: ScriptInfo) -> Ergon:
 
 
 def get_ergon(app: Flask | None = None) -> Ergon:
-    """The extension of an application, without one that of the current application."""
+    """The extension of an application; by default of the current application."""
     if app is None and not has_app_context():
         raise WiringError(
             "there is no current Flask application",
@@ -126,7 +126,7 @@ def get_ergon(app: Flask | None = None) -> Ergon:
     EXTENSION,
     short_help="Run jobs (worker), or any command of ergon.",
     context_settings={"ignore_unknown_options": True},
-    add_help_option=False,  # each command has its own
+    add_help_option=False,  # Each command has its own help.
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 @pass_script_info

@@ -1,4 +1,6 @@
-"""What executors load when a worker is started by ``flask``: the application, then its handlers."""
+"""The module that executors load when ``flask`` starts a worker: the application, then its
+handlers.
+"""
 
 import os
 

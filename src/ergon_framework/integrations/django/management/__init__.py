@@ -1,1 +1,1 @@
-"""What ``manage.py`` finds."""
+"""The commands that ``manage.py`` finds."""

@@ -17,13 +17,13 @@ from ergon_framework.integrations.django.project import project_app
 
 
 class Command(BaseCommand):  # type: ignore[misc] # Django has no types
-    """Runs a command of Ergon."""
+    """Runs a command of ``ergon``."""
 
     help = "Run jobs (worker), or any command of ergon on the store of this project."
     requires_system_checks: Sequence[str] = ()
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Pass all that follows on: the options of a command are its own, not Django's."""
+        """Pass all arguments on, because the options of a command are its own and not Django's."""
         sys.exit(_run(argv[2:]))
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -31,7 +31,7 @@ class Command(BaseCommand):  # type: ignore[misc] # Django has no types
         parser.add_argument("words", nargs="*", metavar="command")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run it, and raise SystemExit if it fails."""
+        """Run the command, and raise SystemExit if it fails."""
         code = _run([*args, *options.get("words", ())])
         if code:
             sys.exit(code)
