@@ -1,8 +1,9 @@
-"""What connectors share: deliveries that are settled once, asyncio twins over threads, JSON checks.
+"""What connectors share: deliveries that are settled once, asyncio methods that run in threads,
+JSON checks.
 
-An event loop has one small thread pool for everybody. Hooks that hang in it, each in a call of
-``asyncio.to_thread`` that was given up long ago, would leave no thread to tell the source of them.
-So a connector that blocks has threads of its own (``OwnThreads``).
+An event loop has one small thread pool for all its users. Hooks that hang in it, each in a call of
+``asyncio.to_thread`` that was given up long ago, would leave no thread for settling their
+transactions. So a connector that blocks has threads of its own (``OwnThreads``).
 """
 
 from __future__ import annotations
@@ -28,17 +29,21 @@ from ergon_framework.ports.transaction import Transaction, setter_of
 T = TypeVar("T")
 
 MAX_THREADS = 32
-"""Threads of one connector: settlements of as many transactions at once."""
+"""How many threads one connector has, and so how many transactions it settles at once."""
 IDLE_TIMEOUT = 10.0
-"""Seconds after which a thread ends that has nothing to do."""
+"""Seconds without work after which a thread ends."""
 DROPPED_FOR = 60.0
-"""Seconds after which something is delivered again whose delivery was dropped, not settled."""
+"""Seconds after which something is delivered again whose delivery was dropped without being
+settled.
+"""
 
 _Item = tuple["Future[Any] | _Answer", Callable[[], Any]]
 
 
 class _Answer:
-    """What a thread tells an event loop. A future of each side would wake the loop no sooner."""
+    """Carries a thread's result to an event loop. Two chained futures would wake the loop no
+    sooner.
+    """
 
     __slots__ = ("_loop", "future")
 
@@ -47,30 +52,30 @@ class _Answer:
         self.future: asyncio.Future[Any] = loop.create_future()
 
     def set_running_or_notify_cancel(self) -> bool:
-        """Whether somebody waits still, as the futures of threads say it."""
+        """Whether somebody still waits; the name is that of the futures of ``concurrent``."""
         return not self.future.cancelled()
 
     def set_result(self, result: object) -> None:
-        """Tell what was returned; called in the thread."""
+        """Pass on what was returned. Called in the thread."""
         self._tell(self.future.set_result, result)
 
     def set_exception(self, error: BaseException) -> None:
-        """Tell what was raised; called in the thread."""
+        """Pass on what was raised. Called in the thread."""
         self._tell(self.future.set_exception, error)
 
     def _tell(self, how: Callable[[Any], None], what: object) -> None:
-        with suppress(RuntimeError):  # the loop was closed meanwhile
+        with suppress(RuntimeError):  # The event loop was closed meanwhile.
             self._loop.call_soon_threadsafe(self._end, how, what)
 
     def _end(self, how: Callable[[Any], None], what: object) -> None:
-        if not self.future.done():  # it may have been cancelled
+        if not self.future.done():  # It may have been cancelled.
             how(what)
 
 
 class OwnThreads(Executor):
-    """So many daemonic threads at most, begun when they are needed, ended when they are not.
+    """A bounded number of daemon threads, started when they are needed and ended when they are not.
 
-    One that hangs keeps neither the others nor the end of the process waiting.
+    A thread that hangs delays neither the others nor the end of the process.
     """
 
     def __init__(
@@ -87,29 +92,29 @@ class OwnThreads(Executor):
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Also in a forked child: the threads are the parent's."""
+        """Forget the threads in a forked child, because they are the parent's."""
         self._lock = threading.Lock()
         self._waiting: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        self._left = 0  # items that no thread has taken
+        self._left = 0  # how many items no thread has taken
         self._idle = 0
         self._threads = 0
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Call it in one of the threads."""
+        """Call a function in one of the threads."""
         future: Future[T] = Future()
         self._put(future, functools.partial(fn, *args, **kwargs))
         return future
 
     def _put(self, future: Future[Any] | _Answer, call: Callable[[], Any]) -> None:
         with self._lock:
-            # Those idle may be on their way to items that were submitted before.
+            # Idle threads may be on their way to items that were submitted before.
             if self._left >= self._idle and self._threads < self._most:
                 self._add_thread()
             self._left += 1
             self._waiting.put((future, call))
 
     async def run(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """Await the call from an event loop, as :func:`asyncio.to_thread` does."""
+        """Await the call on an event loop, as :func:`asyncio.to_thread` does."""
         context = contextvars.copy_context()
         answer = _Answer(asyncio.get_running_loop())
         self._put(answer, functools.partial(context.run, fn, *args, **kwargs))
@@ -117,7 +122,7 @@ class OwnThreads(Executor):
         return found
 
     def end_idle(self) -> None:
-        """End the threads that have nothing to do, and from now on each when it has nothing."""
+        """End the idle threads, and from now on each thread when it becomes idle."""
         with self._lock:
             self._idle_timeout = 0.0
             for _ in range(self._idle):
@@ -128,12 +133,12 @@ class OwnThreads(Executor):
             future, call = item
             if future.set_running_or_notify_cancel():
                 _call(future, call)
-            del future, call, item  # what was returned or raised is not held on to
+            del future, call, item  # The result is not referenced any longer.
 
     def _add_thread(self) -> None:
         try:
             SYSTEM_CLOCK.spawn(self._name, self._serve)
-        except RuntimeError:  # no thread can be started: those there must do
+        except RuntimeError:  # No thread can be started: those that exist must do the work.
             if not self._threads:
                 raise
         else:
@@ -146,7 +151,7 @@ class OwnThreads(Executor):
             item = self._wait()
             with self._lock:
                 if item is None and self._left:
-                    continue  # somebody counted on this thread a moment ago
+                    continue  # The last submit may have counted on this thread.
                 self._idle -= 1
                 if item is None:
                     self._threads -= 1
@@ -170,15 +175,15 @@ def _call(future: Future[Any] | _Answer, call: Callable[[], Any]) -> None:
         future.set_result(result)
 
 
-_set = object.__setattr__  # transactions are frozen for everybody but their connector
-_turn = threading.Lock()  # for the moment in which a delivery gets its verb
+_set = object.__setattr__  # Transactions are frozen for everybody but their connector.
+_turn = threading.Lock()  # Held for the moment in which a delivery gets its verb.
 
 
 class CancelledFetches:
-    """Lets a fetch that was cancelled come to its end, and gives back what it brought.
+    """Lets a cancelled fetch finish, and gives back what it brought.
 
-    A source has given it out by then: lost on the way, it would be delivered again only after its
-    lease.
+    The source has handed the messages out by then. If they were lost on the way, they would be
+    delivered again only after their lease.
     """
 
     def __init__(self) -> None:
@@ -191,16 +196,18 @@ class CancelledFetches:
         end: Callable[[], object],
         give_back: Callable[[list[T]], Awaitable[None]],
     ) -> list[T]:
-        """What the fetch brought. Cancelled, ``end`` is called so that it waits no longer."""
+        """Await a fetch. If it is cancelled, ``end`` is called so that the fetch waits
+        no longer.
+        """
         fetching = asyncio.ensure_future(fetch)
         try:
             return await asyncio.shield(fetching)
         except asyncio.CancelledError:
             end()
             undoing = asyncio.ensure_future(self._undo(fetching, give_back))
-            self._undoing.add(undoing)  # the loop itself keeps no hold of it
+            self._undoing.add(undoing)  # The event loop itself keeps no strong reference to it.
             undoing.add_done_callback(self._undoing.discard)
-            # Shielded: cancelled once more, what came would be known to nobody.
+            # Shielded: if it was cancelled once more, nobody would know what came.
             await asyncio.shield(undoing)
             raise
 
@@ -213,7 +220,7 @@ class CancelledFetches:
 
 
 class Delivered(Transaction):
-    """A delivered transaction that knows who delivered it and how it was settled."""
+    """A delivered transaction that knows its connector and how it was settled."""
 
     __slots__ = ("owner", "verb")
 
@@ -221,7 +228,7 @@ class Delivered(Transaction):
     verb: str | None
 
     def belongs_to(self, owner: object, **about: Any) -> None:
-        """Note whose delivery it is, and what else the owner wants to know of it later."""
+        """Record whose delivery it is, and a value that the owner needs later."""
         _set_owner(self, owner)
         _set_verb(self, None)
         for name, value in about.items():
@@ -234,9 +241,9 @@ _W = TypeVar("_W")
 
 
 class _Settlement(Generic[_D]):
-    """A delivery that is being settled; what raises inside may be tried again.
+    """A delivery that is being settled. After an exception inside it may be settled again.
 
-    Written out, as every message comes through here: a generator would take thrice the time.
+    A class, because every message comes through here: a generator would take three times as long.
     """
 
     __slots__ = ("_delivery", "_is_again")
@@ -256,9 +263,10 @@ class _Settlement(Generic[_D]):
 def settling(
     kind: type[_D], transaction: Transaction, owner: object, verb: str, error: type[ConnectorError]
 ) -> _Settlement[_D]:
-    """What is to be settled, or None when it was settled in this way before.
+    """The delivery to settle, or None when it was already settled with this verb.
 
-    The same verb again is harmless, another one is refused; what raises inside may be tried again.
+    The same verb again is harmless, and another one is refused. After an exception inside it may be
+    settled again.
     """
     is_first = is_first_settlement(kind, transaction, owner, verb, error)
     return _Settlement(cast(_D, transaction), is_again=not is_first)
@@ -271,16 +279,16 @@ def is_first_settlement(
     verb: str,
     error: type[ConnectorError],
 ) -> bool:
-    """Note how a delivery is settled; False when it was settled in this way before.
+    """Record how a delivery is settled. False when it was already settled with this verb.
 
-    Whoever cannot settle it after all takes that back with :func:`forget_settlement`.
+    A caller that cannot settle it after all takes that back with :func:`forget_settlement`.
     """
     if not isinstance(transaction, kind) or transaction.owner is not owner:
         raise error(
             f"cannot {verb} {transaction!r}: this connector did not deliver this object",
             remedy="settle the very object that fetch_transactions returned, not a copy",
         )
-    # Two threads may settle one delivery at the same time: the first of them does it.
+    # Two threads may settle one delivery at the same time; the first of them does it.
     with _turn:
         before = transaction.verb
         if before is None:
@@ -295,12 +303,12 @@ def is_first_settlement(
 
 
 def forget_settlement(delivery: Delivered) -> None:
-    """It could not be settled, and may be tried again."""
+    """Take back the record of a settlement that failed, so that it can be tried again."""
     _set_verb(delivery, None)
 
 
 def inherited(delivery: Delivered, verb: str) -> ChannelLostError:
-    """The error of a forked child that settles what its parent was delivered."""
+    """The error for a forked child that settles a delivery of its parent."""
     return ChannelLostError(
         f"cannot {verb} {delivery!r}: it was delivered to the process that this fork was made from",
         remedy="settle it in that process; what this one fetches by itself it can settle",
@@ -308,7 +316,9 @@ def inherited(delivery: Delivered, verb: str) -> ChannelLostError:
 
 
 class _Watch(weakref.ref[Delivered]):
-    """A delivery that is watched. A class of its own, as a closure for each would take longer."""
+    """A delivery that is watched. A class, because a closure for each delivery would
+    take longer.
+    """
 
     __slots__ = ("what",)
 
@@ -318,8 +328,8 @@ class _Watch(weakref.ref[Delivered]):
 class DroppedDeliveries(Generic[_W]):
     """Finds deliveries that were dropped without being settled.
 
-    Whoever fetched them was cancelled, or has ended without handing them back. Nobody can settle
-    them now, so they are their connector's again. Any thread may call.
+    The caller that fetched them was cancelled, or has ended without handing them back. Nobody can
+    settle them now, so they belong to their connector again. Any thread may call it.
     """
 
     def __init__(self) -> None:
@@ -328,30 +338,33 @@ class DroppedDeliveries(Generic[_W]):
         self._resting: deque[tuple[float, _W]] = deque()
 
     def watch(self, delivery: Delivered, what: _W) -> None:
-        """From now on; ``what`` stands for what was delivered, and is watched in one delivery."""
-        # By identity: what two messages hold may be equal, and they are two deliveries all the
-        # same. The reference keeps it alive, so its id is not given to anything else.
+        """Watch a delivery. ``what`` stands for what was delivered, and is watched once
+        at a time.
+        """
+        # By identity: two messages with equal content are still two deliveries. The reference keeps
+        # the object alive, so its id is not given to anything else.
         watch = _Watch(delivery, self._gone)
         watch.what = what
         self._watched[id(what)] = watch
 
     def _gone(self, watch: _Watch) -> None:
-        # This runs wherever the interpreter frees the delivery: nothing here may wait.
+        # This runs wherever the interpreter frees the delivery, so nothing here may wait.
         self._watched.pop(id(watch.what), None)
         self._found.append(watch.what)
 
     def forget(self, what: _W) -> None:
-        """Watch the delivery no longer, because it was settled."""
+        """Stop watching a delivery, because it was settled."""
         self._watched.pop(id(what), None)
 
     def take(self) -> list[_W]:
-        """Those found since the last time."""
+        """The dropped deliveries that were found since the last call."""
         return [self._found.popleft() for _ in range(len(self._found))]
 
     def take_rested(self, now: float) -> list[_W]:
-        """Those found a while ago: who dropped one may still be at work on what was in it.
+        """The dropped deliveries that were found a while ago.
 
-        Only whoever fetches calls it, one thread at a time.
+        The code that dropped one may still be at work on its content. Only the fetching thread
+        calls this, one at a time.
         """
         self._resting += [(now + DROPPED_FOR, each) for each in self.take()]
         rested: list[_W] = []
@@ -361,7 +374,7 @@ class DroppedDeliveries(Generic[_W]):
 
 
 class ThreadedConsuming:
-    """The asyncio twins of a connector that consumes, and whose methods block: threads do them."""
+    """The async methods of a connector that consumes and whose methods block; threads run these."""
 
     async def ack_async(self, transaction: Transaction) -> None:
         """The asyncio twin of ``ack``."""
@@ -388,7 +401,9 @@ class ThreadedConsuming:
         *given: Any,
         **extra: Any,
     ) -> list[Transaction]:
-        """What a fetch brings; cancelled, ``end`` is called, and all that comes is given back."""
+        """Fetch in a thread. If that is cancelled, ``end`` is called and everything that comes is
+        given back.
+        """
         return await self._cancelled.run(
             self._threads.run(fetch, *given, **extra), end=end, give_back=self._release_all
         )
@@ -410,7 +425,9 @@ class ThreadedConsuming:
 
 
 class ThreadedTwins(ThreadedConsuming):
-    """The same for a connector that produces, too, counts what waits, and finds it by its id."""
+    """The same for a connector that also produces, counts what waits, and looks transactions up by
+    id.
+    """
 
     async def dispatch_transactions_async(
         self, transactions: Iterable[Transaction], **extra: Any
@@ -430,7 +447,7 @@ class ThreadedTwins(ThreadedConsuming):
 
 
 def check_batch_size(size: object) -> None:
-    """Refuse to fetch anything but one or more."""
+    """Refuse a batch size below one."""
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ConfigurationError(
             f"batch_size must be at least 1, not {size!r}", remedy="give a whole number above 0"
@@ -446,7 +463,9 @@ def refuse_extra(connector: object, extra: Mapping[str, Any], remedy: str) -> No
 
 
 def difference(given: Any, found: Any, path: str) -> tuple[str, str] | None:
-    """Where what comes back differs first and how, without any value; None when it is equal."""
+    """The first difference between what was sent and what came back, without any value. None if
+    they are equal.
+    """
     if given == found:
         return None
     pairs: list[tuple[str, Any, Any]] = []

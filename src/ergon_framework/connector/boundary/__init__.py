@@ -29,5 +29,6 @@ _HOMES = {
 
 __all__ = ["BoundaryConnector", "BoundaryConnectorError", "FactPassedError", "Zone"]
 
-if not TYPE_CHECKING:  # late: a script that only declares a zone needs no client of a node
+# Imported late: a script that only declares a zone needs no client of a node.
+if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

@@ -1,4 +1,6 @@
-"""The connector for a zone's node: its arguments, both colours, settlement by object."""
+"""The connector for a zone's node: its arguments, its sync and async methods, and settlement by
+transaction.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,15 @@ from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry.tracing import dispatching
 
 MAX_WINDOW = 1000
-"""Facts between the cursor and the last one read: what a node gives in one page."""
+"""How many facts may lie between the cursor and the last one read: what a node returns
+in one page.
+"""
 
 Zones = tuple[str | None, str | None]
 
 
 class Shared(TypedDict):
-    """What counts for both directions."""
+    """The arguments that both directions use."""
 
     retry: RetryRule
     timeout: float
@@ -55,7 +59,7 @@ class Shared(TypedDict):
 
 
 class Parts(NamedTuple):
-    """What the connector is made of."""
+    """The parts of a connector."""
 
     link: NodeLink
     driver: Driver | None
@@ -72,14 +76,14 @@ def parts_of(
     outbox: str | PathLike[str] | None,
     drain: float,
 ) -> Parts:
-    """Check everything, then make the parts. Nothing is sent."""
+    """Check every argument, then make the parts. Nothing is sent."""
     _check_names(consumer, reading.get("log"), zones)
     reader = None if consumer is None else _reader(consumer, reading, shared)
     writing["retry"] = shared["retry"]
     link = NodeLink(
         node, writing, {"timeout": shared["timeout"], "expected_zone": shared["expected_zone"]}
     )
-    # The outbox drains in a thread, which an event loop's transport cannot serve.
+    # The outbox is sent by a thread, which cannot use the transport of an event loop.
     if outbox is not None and link.tasks is not None:
         raise ConfigurationError(
             "an outbox needs a node that threads can reach", remedy="give the node's URL"
@@ -135,11 +139,13 @@ class BoundaryConnector:
     """
 
     redelivers: ClassVar[bool] = False
-    """What failed is set aside: whether a task tries again before that is the task's business."""
+    """Whether failed transactions are delivered again. They are not, but set aside: retrying them
+    before that is up to the task.
+    """
     joins_trace: ClassVar[bool] = True
-    """What is delivered goes on with the trace that its fact was told in."""
+    """Whether a delivery continues the trace in which its fact was published."""
     exclusive_with: ClassVar[tuple[str, ...]] = ("consumer",)
-    """A consumer's name belongs to one process at a time."""
+    """The option that names the consumer, whose name only one process may use at a time."""
 
     @takes_options(
         lease=SOME_SECONDS,
@@ -204,28 +210,32 @@ class BoundaryConnector:
     # ---- both ends of its life ----
 
     def open(self) -> None:
-        """Go on with what an earlier process left in the outbox; otherwise the first use does."""
+        """Start sending what an earlier process left in the outbox; otherwise the first
+        use does.
+        """
         self._link.check()
         self._writer.resume()
 
     async def aopen(self) -> None:
-        """The asyncio twin of :meth:`open`."""
+        """The async version of :meth:`open`."""
         await self._link.own_threads.run(self.open)
 
     def health(self) -> bool:
-        """Whether it can be used: not closed, and the consumer's name not another's."""
+        """Whether it can be used: it is not closed, and no other process has the
+        consumer's name.
+        """
         is_held = self._driver is None or self._driver.reader.session.standing.lost is None
         return not self._link.is_closed and is_held
 
     def close(self) -> None:
-        """Confirm what is done, let go of the consumer's name. Closing twice is fine.
+        """Confirm what is done, and release the consumer's name. Closing twice is fine.
 
-        What is in the outbox has ``drain`` seconds to reach the node. A transport of an event loop
-        cannot be told from here: the name is free when its lease ends, or at once after
+        What is in the outbox has ``drain`` seconds to reach the node. The transport of an event
+        loop cannot be used from here: the name is free when its lease ends, or at once after
         :meth:`aclose`.
         """
         if not self._link.is_closed and self._driver is not None:
-            # A transport of an event loop can only be told from its loop, and this may be any
+            # The transport of an event loop can only be used from its loop, and this may be any
             # thread.
             if self._link.tasks is None:
                 self._driver.leave()
@@ -252,9 +262,10 @@ class BoundaryConnector:
     # ---- producing ----
 
     def dispatch_transactions(self, transactions: Iterable[Transaction], **extra: Any) -> None:
-        """Publish a fact for each, in order; the same ones again change nothing.
+        """Publish a fact for each transaction, in order. Dispatching the same ones again changes
+        nothing.
 
-        When this returns, the node has all of them on disk, or with an outbox this machine has.
+        When this returns, all of them are on the node's disk, or with an outbox on this machine's.
         """
         refuse_extra(self, extra, _SETTINGS)
         self._link.check()
@@ -291,24 +302,26 @@ class BoundaryConnector:
         return list(self._fetch(driver, batch_size, seconds, threading.Event()))
 
     def stop_waiting(self) -> None:
-        """The fetch under way, or the next one, waits no longer. Any thread may call."""
+        """Make the fetch under way, or the next one, stop waiting. Any thread may call it."""
         if self._driver is not None:
             self._driver.stop_waiting()
 
     def ack(self, transaction: Transaction) -> None:
-        """The transaction succeeded: confirm its fact once all before it have an outcome."""
+        """The transaction succeeded. Its fact is confirmed once all before it have an outcome."""
         self._settle(transaction, "ack", EntryState.DONE)
 
     def nack(self, transaction: Transaction, exc: Exception) -> None:
-        """The transaction failed: set its fact aside, with the reason, when its turn comes."""
+        """The transaction failed. Its fact is set aside with the reason when its turn comes."""
         self._settle(transaction, "nack", EntryState.FAILED, _reason(exc))
 
     def release(self, transaction: Transaction) -> None:
-        """The transaction was not worked to an end: deliver its fact again."""
+        """The transaction was not finished. Deliver its fact again."""
         self._settle(transaction, "release", EntryState.WAITING)
 
     def release_after(self, transaction: Transaction, seconds: float) -> None:
-        """A gate is closed: deliver the fact again then; nothing from it on is confirmed before."""
+        """A gate is closed: deliver the fact again after that time. Nothing from it on is confirmed
+        before.
+        """
         seconds_of("seconds", seconds)
         self._settle(transaction, "release_after", EntryState.WAITING, hold=seconds)
 
@@ -329,7 +342,7 @@ class BoundaryConnector:
             for fact in found:
                 driver.reader.note(fact.entry, EntryState.WAITING)
 
-        # The node has leased what a fetch brings: it is known here in any case.
+        # The node has leased what a fetch brings, so the reader knows it in any case.
         served = await self._cancelled.run(work, end=gave_up.set, give_back=take_back)
         return list(served)
 
@@ -353,7 +366,7 @@ class BoundaryConnector:
     # ---- artifacts ----
 
     def get_object(self, reference: Reference | Mapping[str, Any]) -> bytes:
-        """The artifact that a part of ``object_json`` refers to, verified."""
+        """The artifact that a part of ``object_json`` refers to; its digest is compared."""
         return self._link.run(self._getting(reference))
 
     async def get_object_async(self, reference: Reference | Mapping[str, Any]) -> bytes:
@@ -363,7 +376,9 @@ class BoundaryConnector:
     def save_object(
         self, reference: Reference | Mapping[str, Any], path: str | PathLike[str]
     ) -> Path:
-        """Save the artifact to a file, which appears when it is complete and verified."""
+        """Save the artifact to a file, which appears when it is complete and its digest was
+        compared.
+        """
         return self._link.run(self._saving(reference, path))
 
     async def save_object_async(
@@ -405,7 +420,7 @@ class BoundaryConnector:
     def _fetch(
         self, driver: Driver, most: int, wait: float, gave_up: threading.Event
     ) -> list[DeliveredFact]:
-        # A process that only consumes must also send what an earlier one left in the outbox.
+        # A process that only consumes must also send what an earlier process left in the outbox.
         self._writer.resume()
         return self._handed(driver, driver.fetch(most, wait, gave_up))
 
@@ -415,7 +430,9 @@ class BoundaryConnector:
         return self._handed(driver, await driver.fetch_async(most, wait, gave_up))
 
     def _handed(self, driver: Driver, entries: list[WindowEntry]) -> list[DeliveredFact]:
-        """Wrap facts as soon as they are taken: one that is dropped on its way is then noticed."""
+        """Wrap facts as soon as they are taken, so that one that is dropped on its way
+        is noticed.
+        """
         handed = []
         for entry in entries:
             if entry.delivery is not None:
@@ -451,22 +468,24 @@ class BoundaryConnector:
             return
         with self._claimed(transaction, verb) as entry:
             if entry is not None:
-                # The clock of the loop: the reader of this colour measures its holds by it.
+                # The clock of the event loop, by which the async reader measures its holds.
                 driver, now = self._reading(), asyncio.get_running_loop().time()
                 driver.reader.note(entry, state, reason, now + hold if hold else 0.0)
                 await driver.advance_async()
 
     @contextmanager
     def _claimed(self, transaction: Transaction, verb: str) -> Iterator[WindowEntry | None]:
-        """What is to be settled, or None when it was settled in this way before."""
+        """The delivery to settle, or None when it was already settled with this verb."""
         self._reading()
         with settling(DeliveredFact, transaction, self, verb, BoundaryConnectorError) as delivery:
             yield None if delivery is None else delivery.entry
 
 
 def _reason(error: Exception) -> str:
-    """What the task raised, without the category that the engine has put around it."""
-    # The engine wraps what a task raised; people who look at the quarantine want the cause.
+    """The exception that the task raised, without the category in which the engine has
+    wrapped it.
+    """
+    # The engine wraps what a task raised, and people who read the quarantine want the cause.
     cause = error.__cause__
     is_wrapped = type(error) is TransactionException and isinstance(cause, Exception)
     return describe(cause if is_wrapped and cause is not None else error)

@@ -1,4 +1,6 @@
-"""The way to a node in both colours, and what the connector refuses."""
+"""The connection of a connector to a node, for threads and for event loops, and what the connector
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,13 @@ from ergon_framework.errors import ConfigurationError, ConnectorError, WiringErr
 
 
 class BoundaryConnectorError(ConnectorError):
-    """The connector was asked for something it must refuse."""
+    """The connector refuses what it was asked for."""
 
     code = "boundary_connector"
 
 
 class FactPassedError(BoundaryConnectorError):
-    """The fact is no longer this process's: the consumer's name was another's meanwhile."""
+    """The fact is no longer this process's: another process had the consumer's name meanwhile."""
 
     code = "fact_passed"
     failure_kind = "lost"
@@ -33,7 +35,7 @@ NodeOrUrl: TypeAlias = str | Transport | AsyncTransport
 
 
 class NodeLink:
-    """One node. A URL is connected to at the first use; a transport stays the caller's to close."""
+    """One node. A URL is connected to at the first use. A transport stays the caller's to close."""
 
     def __init__(self, node: NodeOrUrl, files: ProducerOptions, connecting: dict[str, Any]) -> None:
         if not node:
@@ -55,7 +57,7 @@ class NodeLink:
         if inspect.iscoroutinefunction(call):
             self.tasks = cast(AsyncTransport, node)
         elif isinstance(node, str):
-            # Made now, so that a URL or certificates that are wrong are told at once.
+            # Made now, so that a wrong URL or wrong certificates are reported at once.
             self._threads = HttpTransport(node, tls=client_tls(files), **connecting)
         else:
             self._threads = cast(Transport, node)
@@ -71,18 +73,18 @@ class NodeLink:
         return self._threads
 
     def run(self, script: ClientEffects[T]) -> T:
-        """Do what the script says, in this thread."""
+        """Run a script of the protocol in this thread."""
         return ThreadRunner(self.threads(), current_clock()).run(script)
 
     async def run_async(self, script: ClientEffects[T]) -> T:
-        """Do what the script says, in this task, which must not be cancelled meanwhile."""
+        """Run a script of the protocol in this task, which must not be cancelled meanwhile."""
         self.check()
         if self.tasks is None:
             return await self.own_threads.run(self.run, script)
         return await TaskRunner(self.tasks).run(script)
 
     def check(self) -> None:
-        """Raise when it is closed."""
+        """Raise an error if it is closed."""
         if self._is_closed:
             raise BoundaryConnectorError(
                 "this BoundaryConnector is closed",
@@ -91,11 +93,11 @@ class NodeLink:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing goes any more."""
+        """Whether it is closed."""
         return self._is_closed
 
     def close(self) -> None:
-        """Let go. Closing twice is fine."""
+        """Close the connection. Closing twice is fine."""
         self.own_threads.end_idle()
         with self._lock:
             is_first, self._is_closed = not self._is_closed, True

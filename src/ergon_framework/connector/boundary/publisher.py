@@ -1,4 +1,4 @@
-"""The producing half: transactions are published as the producer contract says."""
+"""The producing half of the connector: publishes transactions as the producer contract requires."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ergon_framework.ports.transaction import Transaction
 logger = logging.getLogger("ergon_framework.connector.boundary.writing")
 
 POLL_INTERVAL = 0.02
-"""Seconds between two looks into an outbox that is about to be closed."""
+"""Seconds between two reads of an outbox that is about to be closed."""
 MAX_REMEMBERED = 10_000
-"""Dispatches of unknown outcome whose trace is remembered."""
+"""How many dispatches with unknown outcome are remembered with their trace."""
 
 
 class FactPublisher:
-    """Says facts to a node, or to an outbox that will."""
+    """Publishes facts to a node, or to an outbox that is sent to the node later."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class FactPublisher:
 
     @property
     def spools(self) -> bool:
-        """Whether facts go to disk here first."""
+        """Whether facts are written to disk here first."""
         return self._path is not None
 
     def messages(self, transactions: Iterable[Transaction]) -> list[Message]:
-        """What is to be published; one that cannot be means that none is."""
+        """The messages to publish. If one cannot be published, none is."""
         if self._zones[0] is None:
             raise ConfigurationError(
                 "this BoundaryConnector has no from_zone, so it cannot produce",
@@ -67,8 +67,10 @@ class FactPublisher:
         ]
 
     def publish(self, messages: list[Message]) -> ClientEffects[None]:
-        """All of them in order: those without files some hundreds to a commit."""
-        # Another attempt shall have the same envelopes, and with them the same trace.
+        """Publish all messages in order. Those without files are committed some
+        hundreds at a time.
+        """
+        # Another attempt must have the same envelopes, and with them the same trace.
         self._remember(messages)
         for has_files, group in groupby(messages, key=lambda each: bool(each.files)):
             if has_files:
@@ -98,15 +100,17 @@ class FactPublisher:
         for message in messages:
             labels = message.envelope.get("labels") or {}
             trace = {k: labels[k] for k in ("traceparent", "tracestate") if k in labels}
-            # What does not fit gets another trace when it is dispatched again, which makes no other
-            # fact of it.
+            # A message that does not fit gets another trace when it is dispatched again, which does
+            # not make it another fact.
             if trace and len(self._traces) < MAX_REMEMBERED:
                 self._traces[message.id] = trace
 
     # ---- through the outbox ----
 
     def spool(self, messages: list[Message]) -> None:
-        """Write facts to the outbox, on disk when this returns; its own thread tells the node."""
+        """Write facts to the outbox. They are on disk when this returns; a thread sends them to the
+        node.
+        """
         outbox = self.outbox()
         for message in messages:
             try:
@@ -115,12 +119,12 @@ class FactPublisher:
                 raise _named(message, error) from None
 
     def resume(self) -> None:
-        """Go on telling the node what an earlier process has left in the outbox, if any has."""
+        """Continue sending what an earlier process has left in the outbox."""
         if self._path is not None and self._outbox is None and Path(self._path).exists():
             self.outbox()
 
     def outbox(self) -> Outbox:
-        """The outbox, open and draining."""
+        """The outbox, opened, with its sending thread running."""
         with self._opening:
             if self._outbox is None:
                 if self._path is None:
@@ -132,7 +136,7 @@ class FactPublisher:
             return self._outbox
 
     def close(self) -> None:
-        """Stop draining, after a while; what is in the outbox then stays there."""
+        """Stop sending after a while. What is in the outbox then stays there."""
         with self._opening:
             outbox, self._outbox = self._outbox, None
         if outbox is None:
@@ -145,7 +149,9 @@ class FactPublisher:
             )
 
     def _drained(self, outbox: Outbox) -> int:
-        """Wait for the outbox to drain while the node answers; how many facts are left."""
+        """Wait until the outbox is empty, while the node answers. Returns how many
+        facts are left.
+        """
         until, never = SYSTEM_CLOCK.now() + self._drain, threading.Event()
         while left := outbox.pending():
             if outbox.last_error is not None or SYSTEM_CLOCK.now() >= until:
@@ -159,7 +165,7 @@ def _id_of(transaction: Any) -> str:
 
 
 def _named(message: Message, error: BoundaryError) -> BoundaryError:
-    """The error, with the id of the transaction in its text and details."""
+    """The error with the id of the transaction in its text and details."""
     error.message = f"transaction {message.id!r}: {error.message}"
     error.details.setdefault("transaction_id", message.id)
     return error

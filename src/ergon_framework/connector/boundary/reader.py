@@ -1,11 +1,12 @@
-"""The consuming half: what is read, handed out, settled and confirmed, in both colours.
+"""The consuming half of the connector: what is read, handed out, settled and confirmed.
 
-One conversation at a time: a confirmation that overtook a page on its way here would also cover
-facts of that page.
+One exchange with the node at a time: a confirmation that overtook a page on its way here would also
+cover facts of that page.
 
 A node counts the processes to which it gave the fact after the cursor and which never came back.
-The count says that somebody died, not of what. So the facts of such a page are handed out one by
-one, and when the first one comes back alive, whatever became of it, its count begins anew.
+The count says that processes died, but not of which fact. So the facts of such a page are handed
+out one by one, and when the first one is settled by a process that lives, whatever its outcome, its
+count begins anew.
 """
 
 from __future__ import annotations
@@ -58,15 +59,15 @@ logger = logging.getLogger("ergon_framework.connector.boundary.reading")
 declare("connector.boundary.confirming.before", "connector.boundary.confirming.after")
 
 EMPTY_BACKOFF = Backoff(base=0.25, cap=2.0)
-"""Seconds between two looks at a node that has only facts which are here already."""
+"""Seconds between two reads of a node that only has facts which were read already."""
 MAX_WAIT = 1.0
-"""Seconds after which a fetch that waits, or has its node wait, hears that it is called off."""
+"""Seconds within which a waiting fetch, here or at the node, notices that it was stopped."""
 MIN_DEATHS = 2
-"""Deaths before a fact is blamed: the first process may have died of another one in hand."""
+"""How many processes must die before a fact is blamed: the first may have died of another fact."""
 
 
 class FactReader:
-    """Reads facts under one consumer's name and confirms them, as scripts that perform no I/O.
+    """Reads facts under one consumer's name and confirms them, as scripts that do no I/O.
 
     ``Driver`` runs the scripts, one at a time: a fetch and a confirmation never overlap.
     """
@@ -79,19 +80,19 @@ class FactReader:
         on_gap: Callable[[Loss], Any],
     ) -> None:
         self.session = session
-        # One attempt per fetch: the task's own policy retries a fetch that failed.
+        # One attempt per fetch, because the task's own policy retries a failed fetch.
         self._asking = replace(session, rule=replace(session.rule, attempts=1))
         self._limit = limit
         self._max_deliveries = max_deliveries
         self._on_gap = on_gap
         self._window = Window()
         self._lock = threading.Lock()
-        # A fetch failed after it was sent: the node may have served facts that never arrived. They
-        # are asked for again before anything is confirmed, for pages begin at the cursor.
+        # A fetch failed after it was sent: the node may have sent facts that never arrived. They
+        # are requested again before anything is confirmed, because pages begin at the cursor.
         self._is_unsure = False
-        # The lease was released for a moment, and another process may have taken the name.
+        # The lease was released for a moment, in which another process may have taken the name.
         self._is_adrift = False
-        # A fact that processes had died with, and that was settled alive this time.
+        # A fact with which processes had died, and that was settled by a live one this time.
         self._survivor: WindowEntry | None = None
         self.dropped: DroppedDeliveries[WindowEntry] = DroppedDeliveries()
 
@@ -100,9 +101,9 @@ class FactReader:
     def fetch(
         self, most: int, wait: float, is_called_off: Callable[[], bool]
     ) -> ClientEffects[list[WindowEntry]]:
-        """Up to so many facts, in order: those that came back, then new ones.
+        """Up to so many facts, in order: first those that came back, then new ones.
 
-        One that is called off waits no longer than it takes to hear of it.
+        A fetch that is stopped ends as soon as it notices.
         """
         yield from self._catch_up()
         until = (yield Now()) + wait
@@ -113,7 +114,8 @@ class FactReader:
             if taken:
                 return taken
             found, asked_at = 0, (yield Now())
-            # Confirmations wait for this turn: with facts in hand, the node must not be waited for.
+            # Confirmations wait for this turn, so with facts in hand the node must not be waited
+            # for.
             node_wait = 0.0 if self._window.in_hand or is_called_off() else until - asked_at
             node_wait = min(max(0.0, node_wait), MAX_WAIT)
             if room > 0:
@@ -124,7 +126,7 @@ class FactReader:
             is_over = now >= until or is_called_off()
             if taken or self._window.in_hand or (is_over and not found):
                 return taken
-            # The node does not wait while parked facts lie after the cursor.
+            # The node must not wait while parked facts lie after the cursor.
             if not found and now - asked_at < node_wait / 2:
                 due = min(until - now, EMPTY_BACKOFF.delay(pauses), self._window.next_due(now))
                 yield from _waiting(now + due, is_called_off)
@@ -143,7 +145,8 @@ class FactReader:
 
     def _take(self, most: int, now: float) -> list[WindowEntry]:
         with self._lock:
-            for entry in self.dropped.take():  # dropped unsettled: comes again after a lease
+            # Dropped without being settled: delivered again after the time of a lease.
+            for entry in self.dropped.take():
                 if entry.state is EntryState.IN_HAND:
                     entry.state, entry.not_before = EntryState.WAITING, now + self.session.lease
                     logger.warning(
@@ -152,9 +155,8 @@ class FactReader:
             return self._window.take(most, now)
 
     def _read(self, more: int, wait: float) -> ClientEffects[int]:
-        """Ask for what lies behind what is known, and tell how much it was.
-
-        Pages begin at the cursor.
+        """Read what comes after the known facts. Returns how many facts that were. Pages begin at
+        the cursor.
         """
         self._is_unsure = True
         try:
@@ -178,9 +180,9 @@ class FactReader:
         return len(found)
 
     def _suspect(self, first: WindowEntry, deaths: int, through: int) -> None:
-        """Earlier processes died with this page: hand its facts out one by one from now on.
+        """Hand the facts of a page out one by one, because earlier processes died with it.
 
-        A fact that so many processes died with is set aside instead of being tried again.
+        A fact with which too many processes died is set aside instead of being tried again.
         """
         if deaths <= 0:
             return
@@ -191,15 +193,15 @@ class FactReader:
             first.state, first.code, first.reason = EntryState.FAILED, CRASH_LOOP, text
 
     def _clear_the_survivor(self) -> ClientEffects[None]:
-        """Release and take the lease again, so that the node's count of deliveries starts over.
+        """Release the lease and take it again, so that the node's count of deliveries starts over.
 
-        Only while nothing is in hand: another process may take the name in between, and may.
+        Only while nothing is in hand, because another process may take the name in between.
         """
         entry = self._survivor
         if entry is None or self._window.in_hand:
             return
         self._survivor = None
-        if entry.state is not EntryState.WAITING:  # settled since: the cursor has moved
+        if entry.state is not EntryState.WAITING:  # It was settled since: the cursor has moved.
             return
         self._is_unsure = self._is_adrift = True
         try:
@@ -213,10 +215,10 @@ class FactReader:
     def note(
         self, entry: WindowEntry, state: EntryState, reason: str = "", not_before: float = 0.0
     ) -> None:
-        """Remember what became of a fact; :meth:`advance` tells the node as much as it can."""
+        """Record the outcome of a fact; :meth:`advance` tells the node as much as it can."""
         self.dropped.forget(entry)
         with self._lock:
-            if entry.told_as is state:  # told together with another fact since this was tried
+            if entry.told_as is state:  # It was confirmed with another fact since this was tried.
                 return
             if entry.state is EntryState.GONE:
                 raise FactPassedError(
@@ -230,7 +232,7 @@ class FactReader:
             entry.code, entry.reason = HANDLER_FAILED, reason[:MAX_MESSAGE]
 
     def advance(self) -> ClientEffects[None]:
-        """Move the cursor over every fact that has its outcome, and none that has not."""
+        """Move the cursor over all facts that have their outcome, up to the first that has none."""
         while True:
             with self._lock:
                 step = self._window.next_step()
@@ -257,13 +259,13 @@ class FactReader:
                 yield from self.session.set_aside(entry.offset, entry.code, entry.reason, 1)
 
     def leave(self) -> ClientEffects[None]:
-        """Confirm what can be confirmed, and let go of the name."""
+        """Confirm what can be confirmed, and release the consumer's name."""
         if self.session.standing.lost is not None:
             return
         try:
             yield from self.advance()
             yield from self.session.release()
-        except (BoundaryError, ConfigurationError) as error:  # the fetch has raised that one
+        except (BoundaryError, ConfigurationError) as error:  # The fetch has raised that error.
             logger.warning("the consumer %r could not let go: %s", self.session.name, error)
 
 
@@ -286,14 +288,14 @@ def _entries(batch: Batch, is_released: bool) -> Iterator[WindowEntry]:
 
 T = TypeVar("T")
 SHUTDOWN_GRACE = 5.0
-"""Seconds that the thread which keeps the lease has to end."""
+"""Seconds that the thread which renews the lease has to end."""
 
 
 class Driver:
     """Runs a reader's scripts, in threads or in tasks of one event loop, never in both.
 
-    ``_turn`` (``_turn_async``) lets one script at a time talk to the node. ``_switch`` guards the
-    start of the thread that renews the lease.
+    ``_turn`` (``_turn_async``) lets one script at a time use the node. ``_switch`` guards the start
+    of the thread that renews the lease.
     """
 
     def __init__(self, link: NodeLink, reader: FactReader) -> None:
@@ -312,7 +314,7 @@ class Driver:
     # ---- both ----
 
     def stop_waiting(self) -> None:
-        """Let the fetch under way, or the next one, wait no longer."""
+        """Make the fetch under way, or the next one, stop waiting."""
         self._stop_waiting.set()
 
     def _fetching(
@@ -324,26 +326,27 @@ class Driver:
         try:
             return (yield from self.reader.fetch(most, wait, is_called_off))
         finally:
-            # Only now: a stop may be asked just before the fetch that the engine has decided on.
+            # Only now: a stop may be requested just before the fetch that the engine has decided
+            # on.
             self._stop_waiting.clear()
 
     # ---- threads ----
 
     def now(self) -> float:
-        """The time that scripts see."""
+        """The time as scripts see it."""
         return current_clock().now()
 
     def fetch(self, most: int, wait: float, gave_up: threading.Event) -> list[WindowEntry]:
-        """Up to so many facts to be handed out; a caller that gives up sets the event."""
+        """Up to so many facts to hand out. A caller that gives up sets the event."""
         self._keep()
         return self._run(self._fetching(most, wait, gave_up))
 
     def advance(self) -> None:
-        """Confirm what can be confirmed; when this returns, it is."""
+        """Confirm what can be confirmed. It is confirmed when this returns."""
         self._run(self.reader.advance())
 
     def leave(self) -> None:
-        """Let go of the name, and end the thread that kept it."""
+        """Release the name, and end the thread that renewed its lease."""
         if self._thread is None:
             return
         self._ended.set()
@@ -391,11 +394,12 @@ class Driver:
         await self._run_async(self.reader.leave())
 
     def drop_the_name(self) -> None:
-        """Renew no more, from whatever thread; without a word to the node, whose lease ends."""
+        """Stop renewing, from any thread, without telling the node; the lease then ends."""
         self._ended.set()
         task = self._lease_task
         if task is not None and not task.done():
-            with contextlib.suppress(RuntimeError):  # its loop is closed, and the task with it
+            # Its event loop is closed, and the task with it.
+            with contextlib.suppress(RuntimeError):
                 task.get_loop().call_soon_threadsafe(task.cancel)
 
     async def _run_async(self, script: ClientEffects[T]) -> T:

@@ -1,4 +1,4 @@
-"""A fact as a transaction, and a transaction as a fact."""
+"""Turns a fact into a transaction, and a transaction into a fact."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ergon_framework.telemetry.propagation import extract, outgoing, read, writt
 
 _TRACE = ("traceparent", "tracestate")
 _FIELDS = ("to_zone", "causation_id", "object_media_type", "object_schema", "produced_at_unix_ms")
-"""What a transaction's metadata may say of its envelope."""
+"""The fields of the envelope that a transaction's metadata may set."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# How large a fact may be is the node's business.
+# The node decides how large a fact may be.
 _LIMITS = LimitSettings(fact_bytes=1 << 40)
 
 
 class DeliveredFact(Delivered):
-    """A delivered fact that knows its place."""
+    """A delivered fact with its place in the log."""
 
     __slots__ = ("entry",)
 
@@ -40,7 +40,7 @@ class DeliveredFact(Delivered):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What is to be published for one transaction."""
+    """The message to publish for one transaction."""
 
     envelope: dict[str, Any]
     fact: Fact
@@ -48,7 +48,7 @@ class Message:
 
     @property
     def id(self) -> str:
-        """The transaction's id, and the fact's."""
+        """The id of the transaction and of the fact."""
         return str(self.envelope["message_id"])
 
 
@@ -58,7 +58,9 @@ class Message:
 def delivered(
     entry: WindowEntry, delivery: Delivery, owner: object, source: str | None
 ) -> DeliveredFact:
-    """What is handed out for a fact: a copy, so that a redelivery finds nothing changed."""
+    """The transaction to hand out for a fact: a copy, so that a redelivery finds
+    nothing changed.
+    """
     envelope, fact = delivery.envelope, delivery.fact
     labels = envelope.labels or {}
     found = read(labels)
@@ -98,7 +100,7 @@ def _metadata(delivery: Delivery) -> dict[str, Any]:
 def _instant(milliseconds: int) -> datetime | None:
     try:
         return _EPOCH + timedelta(milliseconds=milliseconds)
-    except OverflowError:  # valid for a node, but beyond the year 9999
+    except OverflowError:  # Valid for a node, but beyond the year 9999.
         return None
 
 
@@ -114,8 +116,8 @@ def message_of(
 ) -> Message:
     """The fact that a transaction becomes, checked; nothing is sent.
 
-    Its envelope is the same whenever the same transaction is dispatched: the instant is that of
-    the transaction. ``trace`` is that of an earlier dispatch whose outcome is not known.
+    Its envelope is the same whenever the same transaction is dispatched: the instant is that of the
+    transaction. ``trace`` is that of an earlier dispatch whose outcome is unknown.
     """
     if not isinstance(transaction, Transaction):
         raise EnvelopeError(
@@ -139,7 +141,7 @@ def message_of(
 
 
 def _check_likeness(fact: Fact, stored: bytes) -> None:
-    """Refuse values that a reader of the fact would get changed, such as a tuple."""
+    """Refuse values that would arrive changed at a reader of the fact, such as a tuple."""
     read_back = msgspec.json.decode(stored).get("object_json")
     found = difference(fact.object_json, read_back, "fact.object_json")
     if found is not None:
@@ -153,7 +155,9 @@ def _check_likeness(fact: Fact, stored: bytes) -> None:
 
 
 def trace_of(transaction: Transaction) -> dict[str, str]:
-    """The trace that the fact belongs to: that of the code that tells it, or the one it carries."""
+    """The trace that the fact belongs to: that of the publishing code, or the one that
+    it carries.
+    """
     found = outgoing() or extract(transaction)
     return {} if found is None else written(found)
 
@@ -167,7 +171,7 @@ def _fact(payload: Any) -> Fact:
             details={"field": "fact"},
         )
     found = fact_of(payload)
-    # A copy: what the caller changes while it is on its way changes nothing.
+    # A copy: what the caller changes while it is on its way must not change it.
     return Fact(
         subject=found.subject,
         predicate=found.predicate,
@@ -214,7 +218,9 @@ def _envelope(
 
 
 def _labelled(labels: Mapping[str, str], trace: Mapping[str, str]) -> dict[str, str]:
-    """The labels with the trace, as far as there is room for it: no fact is refused for that."""
+    """The labels with the trace, if there is room for it. No fact is refused because of
+    its trace.
+    """
     fitting = {name: value for name, value in trace.items() if len(value) <= MAX_NOTE}
     if len({**labels, **fitting}) > MAX_LABELS:
         return dict(labels)

@@ -1,11 +1,11 @@
 """The facts between the consumer's cursor and what was read: which are in hand, which are done.
 
-Outcomes come in any order, but a cursor only says "everything up to here". So an outcome is noted,
-and the cursor moves over the longest prefix of facts that have theirs. A fact that failed is put
-into quarantine when its turn has come, which takes the cursor past it.
+Outcomes come in any order, but a cursor only says "everything up to here". So an outcome is
+recorded, and the cursor moves over the longest prefix of facts that have theirs. A fact that failed
+is put into quarantine when its turn has come, which moves the cursor past it.
 
-Facts that an operator released from quarantine lie below the cursor. They come before all others:
-a node takes a confirmation for them too, wherever it points.
+Facts that an operator released from quarantine lie below the cursor. They come before all others,
+because a node takes a confirmation for them, too, wherever it points.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Key: TypeAlias = tuple[bool, int]
 
 
 class EntryState(Enum):
-    """Where a fact stands."""
+    """The state of a fact."""
 
     WAITING = auto()
     IN_HAND = auto()
     DONE = auto()
     FAILED = auto()
-    GONE = auto()  # confirmed, set aside, or another's by now
+    GONE = auto()  # confirmed, set aside, or given to another process
 
 
 _ENDED = (EntryState.DONE, EntryState.FAILED)
@@ -42,11 +42,11 @@ class WindowEntry:
     offset: int
     delivery: Delivery | None = None
     state: EntryState = EntryState.WAITING
-    code: str = ""  # why it failed, in a word …
-    reason: str = ""  # … and in a sentence
+    code: str = ""  # why it failed, as a code …
+    reason: str = ""  # … and as a sentence
     not_before: float = 0.0
-    deaths: int = 0  # of processes that had it in hand, perhaps beside others
-    told_as: EntryState | None = None  # the outcome that the node has from us, once it is gone
+    deaths: int = 0  # how many processes had it in hand, perhaps beside others
+    told_as: EntryState | None = None  # the outcome that the node was told, once it is done
 
     @property
     def key(self) -> Key:
@@ -56,7 +56,7 @@ class WindowEntry:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Everything up to ``offset`` has its outcome."""
+    """All facts up to ``offset`` have their outcome."""
 
     offset: int
     entries: tuple[WindowEntry, ...]
@@ -73,13 +73,15 @@ WindowStep: TypeAlias = Confirm | SetAside
 
 
 class Window:
-    """A pure record, without a lock: callers that share it between threads hold one."""
+    """The state of the window. It has no lock: callers that share it between threads hold one."""
 
     def __init__(self) -> None:
         self._entries: list[WindowEntry] = []
         self._known: set[Key] = set()
         self.one_at_a_time_until = 0
-        """Up to here one fact at a time: a process that had them in hand has died."""
+        """Up to this offset facts are handed out one at a time, because a process that had them
+        died.
+        """
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -89,44 +91,45 @@ class Window:
 
     @property
     def in_hand(self) -> int:
-        """How many are handed out and not settled."""
+        """How many facts are handed out and not settled."""
         return sum(each.state is EntryState.IN_HAND for each in self._entries)
 
     def next_due(self, now: float) -> float:
-        """Seconds until one that is parked may be handed out."""
+        """Seconds until a parked fact may be handed out."""
         waiting = (each for each in self._entries if each.state is EntryState.WAITING)
         return min((max(0.0, each.not_before - now) for each in waiting), default=math.inf)
 
     def extend(self, entries: Iterable[WindowEntry], cursor: int) -> None:
-        """Add what was read, and drop what lies below a cursor that others have moved."""
+        """Add what was read, and drop what lies below a cursor that other processes have moved."""
         for entry in entries:
             if entry.key not in self._known:
                 self._known.add(entry.key)
                 bisect.insort(self._entries, entry, key=lambda each: each.key)
         passed = [each for each in self._entries if each.key <= (True, cursor) and each.key[0]]
-        # The answer to what the node was told may have got lost: then it is told by now.
+        # The node's answer to an outcome may have been lost; if the cursor is past it, it was
+        # heard.
         self._drop([each for each in passed if each.state in _ENDED], is_told=True)
         self._drop([each for each in passed if each.state not in _ENDED])
 
     def knows(self, entry: WindowEntry) -> bool:
-        """Whether it is here already."""
+        """Whether a fact is in the window."""
         return entry.key in self._known
 
     def clear(self) -> None:
-        """None of them is ours any more."""
+        """Forget all facts, which belong to another process now."""
         self._drop(list(self._entries))
         self.one_at_a_time_until = 0
 
     def take(self, most: int, now: float) -> list[WindowEntry]:
-        """The first that may be handed out."""
+        """The first fact that may be handed out."""
         taken: list[WindowEntry] = []
         for entry in self._entries:
             if len(taken) == most:
                 break
             if entry.state is not EntryState.WAITING or entry.not_before > now:
-                continue  # parked ones and done ones slow nobody down
+                continue  # Skipped, so that parked and finished facts slow down no others.
             if entry.offset <= self.one_at_a_time_until and entry.key[0]:
-                most = 1  # it may have been the death of the last process that had it
+                most = 1  # It may be what the last process that had it died of.
                 if taken or self.in_hand:
                     break
             entry.state = EntryState.IN_HAND
@@ -142,7 +145,7 @@ class Window:
                     return SetAside(entry)
                 break
             prefix.append(entry)
-        # Those from quarantine are below the others, whose confirmation covers them.
+        # Facts from quarantine have lower offsets than the others, whose confirmation covers them.
         return Confirm(prefix[-1].offset, tuple(prefix)) if prefix else None
 
     def told(self, step: WindowStep) -> None:

@@ -65,24 +65,26 @@ else:
 ZonePlace: TypeAlias = (
     "str | os.PathLike[str] | zone_settings.ZoneSettings | Callable[[], zone_settings.ZoneSettings]"
 )
-"""Where a zone is: a URL, a path, its settings, or what returns them at the first use."""
+"""Where a zone is: a URL, a path, its settings, or a function that returns one of these at the
+first use.
+"""
 FactId: TypeAlias = str | Sequence[str | int]
 """The parts of an id, from the event: ``("released", "WO-1", 1)``; or the id itself."""
 T = TypeVar("T")
 
 TIMEOUT = 30.0
-"""Seconds that a call may take, with all its attempts."""
+"""Seconds that a call may take with all its attempts."""
 MAX_THREADS = 32
-"""Calls that an event loop may have under way at the same time."""
+"""How many calls an event loop may have under way at the same time."""
 RULE = RetryRule(
-    attempts=1 << 30,  # the timeout ends it
+    attempts=1 << 30,  # The timeout ends it.
     backoff=Backoff(base=0.05, factor=2.0, cap=1.0, low=0.5, high=1.0),
     on=frozenset({Kind.TRANSIENT, Kind.THROTTLED, Kind.TIMEOUT}),
     max_retry_after=5.0,
 )
-"""Between two attempts, while another process starts or takes over."""
+"""The retry rule of calls, for the time in which another process starts or takes over."""
 MAX_ID = 255
-"""Characters of a message id."""
+"""How many characters a message id may have."""
 
 
 def _checked_name(name: object) -> str:
@@ -108,7 +110,7 @@ class FactItem(TypedDict, total=False):
 
 
 class FactOptions(TypedDict, total=False):
-    """What else an envelope may say of a fact."""
+    """The other fields of an envelope."""
 
     correlation_id: str | None
     causation_id: str | None
@@ -157,7 +159,7 @@ class Zone:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """In a process that was just forked: locks and threads are the parent's."""
+        """Make new locks in a forked process, because locks and threads are the parent's."""
         self._opening = threading.RLock()
         self._threads = None
 
@@ -233,11 +235,11 @@ class Zone:
     async def apublish_many(
         self, facts: Iterable[FactItem], *, to: str | None = None
     ) -> list[fact_model.Receipt | BoundaryError]:
-        """The asyncio twin of :meth:`publish_many`."""
+        """The async version of :meth:`publish_many`."""
         return await self._in_thread(lambda: self.publish_many(facts, to=to))
 
     def find(self, id: FactId) -> fact_model.Receipt | None:
-        """Where a fact lies that this zone has published at any time; None when it never was."""
+        """The place of a fact that this zone has published at any time. None if it never was."""
         return self._publishing().lookup_fact(self.name, fact_id(id))
 
     # ---- consuming ----
@@ -276,8 +278,8 @@ class Zone:
     ) -> fact_consumer.ConsumeReport:
         """Call a handler for each fact, in order, until ``stop`` is set or the log is read.
 
-        A handler that returns has its fact confirmed; one that raises is called again, and after
-        ``max_attempts`` its fact is set aside.
+        When the handler returns, its fact is confirmed. When it raises, it is called again, and
+        after ``max_attempts`` its fact is set aside.
         """
         from ergon_framework.boundary.client.consumer import Consumer
 
@@ -294,10 +296,10 @@ class Zone:
     def read(
         self, consumer: str, *, from_zone: str | None = None, to: str | None = None
     ) -> Iterator[transaction_port.Transaction]:
-        """The facts that are there and not confirmed, one by one, as a connector delivers them.
+        """The unconfirmed facts, one by one, as a connector delivers them.
 
         A fact is confirmed when the next one is asked for. Leaving the loop early, or with an
-        exception, leaves the last one for the next time.
+        exception, leaves the last fact for the next time.
         """
         source = self.facts(consumer, from_zone=from_zone, to=to)
         try:
@@ -309,9 +311,9 @@ class Zone:
     # ---- serving ----
 
     def node(self) -> local_nodes.LocalNode | None:
-        """The zone's node for this process to serve, with ``start()`` and ``stop()``.
+        """The zone's node, to be served by this process with ``start()`` and ``stop()``.
 
-        None when the zone is known by the address of its node, which somebody else serves.
+        None when the zone is known by the address of its node, which another process serves.
         """
         from ergon_framework.boundary.node.local_node import LocalNode
 
@@ -320,7 +322,7 @@ class Zone:
 
     @property
     def settings(self) -> zone_settings.ZoneSettings | None:
-        """How the zone is kept; None when only the address of its node is known."""
+        """The settings of the zone. None when only the address of its node is known."""
         with self._opening:
             if self._settings is None and not is_url(self._place):
                 self._settings = settings_of(self._place)
@@ -329,20 +331,20 @@ class Zone:
     # ---- the end ----
 
     def open_early(self) -> None:
-        """Import and set up now what the first use would, in the time of a job; nobody is asked.
+        """Import and set up now what the first use would, before a job's time runs; nothing is
+        called.
 
-        The first use still names what is wrong with the settings.
+        The first use still reports what is wrong with the settings.
         """
         with suppress(Exception):
             self._publishing()
 
     def close(self) -> None:
-        """Let go of the zone, and of the connectors to it; the next use opens it again.
-
-        Closing twice is fine.
+        """Close the zone and the connectors to it. The next use opens it again. Closing twice is
+        fine.
         """
         for connector in list(self._connectors):
-            connector.close()  # it confirms what is done, which takes the transport
+            connector.close()  # It confirms what is done, which needs the transport.
         with self._opening:
             transport, self._transport, self._producer = self._transport, None, None
             threads, self._threads = self._threads, None
@@ -364,14 +366,15 @@ class Zone:
         from ergon_framework.boundary.http.client import HttpTransport
 
         tls = client_tls(files)
-        # Without certificates nothing vouches for the zone: then the node is asked for its name.
+        # Without certificates nothing proves that it is this zone, so the node is asked for its
+        # name.
         expected, asked = (None, self.name) if tls is None else (self.name, None)
         return HttpTransport(
             url, tls=tls, expected_zone=expected, asked_zone=asked, timeout=self._timeout
         )
 
     def _reached(self) -> Transport:
-        """The way to whoever serves the zone; nobody is asked yet."""
+        """The transport to the process that serves the zone; nothing is called yet."""
         from ergon_framework.boundary.node.local_node import LocalTransport
 
         with self._opening:
@@ -397,13 +400,13 @@ class Zone:
 
         if self._threads is None:
             self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="ergon-zone")
-        context = copy_context()  # with the trace that the fact belongs to
+        context = copy_context()  # Within the trace that the fact belongs to.
         loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: context.run(work))
 
 
 def is_url(place: object) -> bool:
-    """Whether a zone is known by the address of its node."""
+    """Whether a zone is known by the URL of its node."""
     return isinstance(place, str) and place.lower().startswith(("http://", "https://"))
 
 
@@ -421,7 +424,7 @@ def check_folder(place: str | os.PathLike[str]) -> None:
 def settings_of(place: ZonePlace) -> zone_settings.ZoneSettings:
     """The settings of a zone, wherever they come from.
 
-    One that lives in a folder is served to this user, on a port that nobody chose.
+    A zone in a folder is served to this user, on any free port.
     """
     from ergon_framework.boundary.settings import ZoneSettings
 
@@ -434,8 +437,9 @@ def settings_of(place: ZonePlace) -> zone_settings.ZoneSettings:
 
 
 def log_of(zone: str, from_zone: str | None) -> str:
-    """The log with the facts that a zone published itself, or pulled from another."""
-    # Here, because a script that declares a zone is to start without the classes of its store.
+    """The log with the facts that a zone has published itself, or pulled from another zone."""
+    # Imported here, because a script that declares a zone must start without the classes of its
+    # store.
     from ergon_framework.ports.factstore import INBOUND, OUTBOUND
 
     return OUTBOUND if from_zone in (None, zone) else f"{INBOUND}{from_zone}"
@@ -482,7 +486,7 @@ _NAMES = frozenset(FactItem.__annotations__)
 
 
 def _item(given: FactItem, zone: str, to: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Envelope and fact of one item."""
+    """The envelope and the fact of one item."""
     wrong = _wrong_names(given)
     if wrong:
         raise FactInvalidError(
@@ -508,7 +512,7 @@ def _item(given: FactItem, zone: str, to: str | None) -> tuple[dict[str, Any], d
 
 
 def _numbered(error: FactInvalidError, number: int) -> FactInvalidError:
-    """The error of one of many facts, which says which; they are counted as a list is."""
+    """The error for one of many facts, with its number, counted from 0 like a list."""
     return FactInvalidError(
         f"fact {number} of publish_many is not published: {error.message}",
         reason=error.reason,
@@ -521,7 +525,7 @@ _NEEDED = ("subject", "predicate", "id")
 
 
 def _wrong_names(given: object) -> str:
-    """What is wrong with the names of an item; empty when they are right."""
+    """What is wrong with the names of an item; empty if nothing."""
     if not isinstance(given, Mapping):
         return f"it is of type {type(given).__name__}"
     unknown = sorted(map(str, given.keys() - _NAMES))
@@ -534,7 +538,9 @@ def _wrong_names(given: object) -> str:
 def _confirmed(
     source: boundary_connector.BoundaryConnector, page: Sequence[transaction_port.Transaction]
 ) -> Iterator[transaction_port.Transaction]:
-    """Each of a page, confirmed when the next one is asked for; the others are given back."""
+    """The facts of a page. Each is confirmed when the next one is asked for; the rest are given
+    back.
+    """
     left = list(page)
     try:
         while left:
