@@ -118,6 +118,33 @@ def test_a_connection_that_hangs_is_given_up(rabbit_server: RabbitServer, colour
             assert again.delivery_count == 1
 
 
+@pytest.mark.parametrize("colour", COLOURS)
+def test_what_is_asked_of_a_connection_that_hangs_ends(
+    rabbit_server: RabbitServer, colour: str
+) -> None:
+    """A fetch that asks for more messages goes on with another connection, and a dispatch fails."""
+    queue = rabbit_server.new_queue().rpartition("/")[2]
+    with Cable(rabbit_server.port) as cable:
+        url = rabbit_server.url(queue, port=cable.port)
+        with in_colour(colour, url, heartbeat=1) as orders:
+            orders("dispatch", [Transaction("one", 1)])
+            orders("ack", orders.take()[0])
+            cable.stall()
+            fetching = orders.begin("fetch", 50, wait=0.0)  # for more than ever before
+            sending = orders.begin("dispatch", [Transaction("two", 2)])
+            with pytest.raises(BrokerUnavailableError):
+                sending.result(120)
+            until(lambda: not orders.connector.health(), "the loss")
+            cable.heal()
+            found = fetching.result(120)
+            orders("dispatch", [Transaction("three", 3)])
+            # Whether the broker had come to know of the acknowledgement and of the dispatch that
+            # failed, nobody can say.
+            while "three" not in {each.transaction_id for each in found}:
+                found += orders.take()
+            assert {each.transaction_id for each in found} <= {"one", "two", "three"}
+
+
 @pytest.mark.req("X19")
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("arguments", [None, {"x-queue-type": "classic"}])

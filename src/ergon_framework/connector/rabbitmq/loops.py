@@ -239,11 +239,19 @@ class AioConsumer(_AioConnection):
         await self._wakeup.wait_async(until, is_due)
 
     async def _shielded(self, asking: Coroutine[Any, Any, None]) -> None:
-        """Await it. When the caller is cancelled it goes on: aio-pika would close the channel."""
+        """Await it. When the caller is cancelled it goes on: aio-pika would close the channel.
+
+        The client library cancels what it is asked when the broker has been silent for too long.
+        Nobody has cancelled the caller then: the connection is lost.
+        """
         task = asyncio.ensure_future(asking)
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
-        await asyncio.shield(task)
+        await asyncio.wait([task])
+        if task.cancelled():
+            self._closed(self._channel, no_answer(self.name))
+            raise no_answer(self.name)
+        task.result()
 
     async def _subscribe(self, more: int) -> None:
         async with self._turn:
@@ -348,13 +356,20 @@ class AioPublisher(_AioConnection):
 
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT):
-                await self._ensure_all(messages, may_declare=may_declare)
-                outcomes = await asyncio.gather(
-                    *map(self._publish, messages), return_exceptions=True
-                )
+                # Gathered also where it is one: what the client library cancels, because the broker
+                # has been silent for too long, must not look like a cancellation of ours.
+                ensuring = self._ensure_all(messages, may_declare=may_declare)
+                (failure,) = await asyncio.gather(ensuring, return_exceptions=True)
+                outcomes = [failure] * len(messages)
+                if failure is None:
+                    outcomes = await asyncio.gather(
+                        *map(self._publish, messages), return_exceptions=True
+                    )
         except TimeoutError:
             raise await self._silence() from None
         for message, outcome in zip(messages, outcomes, strict=True):
+            if isinstance(outcome, asyncio.CancelledError):
+                raise no_answer(self.name) from outcome
             if isinstance(outcome, aiormq.exceptions.PublishError):
                 self._known.clear()  # a queue that was there may have been deleted
                 raise unroutable(self.name, message.exchange, message.routing_key) from outcome
