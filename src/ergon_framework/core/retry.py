@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+import msgspec
+
 from ergon_framework.core.failure import Failure, Kind
 
 MAX_DELAY = 1e9
@@ -92,15 +94,13 @@ class GiveUpReason(StrEnum):
     BUDGET_SPENT = "budget_spent"
 
 
-@dataclass(frozen=True, slots=True)
-class RetryAfter:
+class RetryAfter(msgspec.Struct, frozen=True):
     """Try again after ``delay`` seconds."""
 
     delay: float
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(msgspec.Struct, frozen=True):
     """The verdict not to try again."""
 
     why: GiveUpReason

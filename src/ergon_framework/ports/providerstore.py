@@ -13,6 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import msgspec
+
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
 from ergon_framework.core.quota import QuotaUsage, QuotaWindow
 from ergon_framework.core.rollup import Rollup
@@ -39,16 +41,29 @@ class LaneFailure(NamedTuple):
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class LaneState:
+class LaneState(msgspec.Struct, frozen=True, eq=False):
     """What all processes know of a lane's gates."""
 
     breaker: Breaker = CLOSED
     cooldown_until: float = 0.0
     version: int = 0
     """Grows with every swap; 0 when the lane was never written."""
-    written_at: float = field(default=0.0, compare=False)
-    """When anything of the lane was last written; 0 when that is not known."""
+    written_at: float = 0.0
+    """When anything of the lane was last written; 0 when that is not known. Two states that differ
+    in nothing else are equal.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LaneState):
+            return NotImplemented
+        return self._compared == other._compared
+
+    def __hash__(self) -> int:
+        return hash(self._compared)
+
+    @property
+    def _compared(self) -> tuple[Breaker, float, int]:
+        return self.breaker, self.cooldown_until, self.version
 
 
 class QuotaGrant(NamedTuple):

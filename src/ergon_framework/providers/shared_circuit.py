@@ -15,11 +15,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from inspect import Parameter, signature
 from time import monotonic
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from ergon_framework.core.circuit_breaker import (
     NEVER,
@@ -240,7 +242,8 @@ class Circuit:
         self.key = key
         self.rule = rule
         self._store = store
-        self._may_wait = may_wait
+        self.may_wait = may_wait
+        """Whether a question to the store may take time."""
         self.now = store.now
         """The clock of the store."""
         self._emit = emit
@@ -344,13 +347,13 @@ class Circuit:
         finally:
             self._is_looking = False
 
-    def _ask(self, work: Callable[[], T]) -> T:
+    def _ask(self, work: Callable[..., T], *args: Any) -> T:
         """Ask the store, and wait for a limited time: a change can be written later."""
-        if not self._may_wait:
-            return work()
+        if not self.may_wait:
+            return work(*args)
         began_at = monotonic()
         try:
-            answer = PROVIDER_BUDGET.run_within(self._store_timeout, work)
+            answer = PROVIDER_BUDGET.run_within(self._store_timeout, partial(work, *args))
         except StoreError:
             # A store that refuses at once costs the call nothing and is asked again; one that hangs
             # is left to a thread.
@@ -363,11 +366,12 @@ class Circuit:
         # Compared below: what is read here may be older than a change of another thread.
         mine = self._view
         try:
-            found = self._ask(lambda: self._store.lane_state(self.key))
+            found = self._ask(self._store.lane_state, self.key)
         except StoreError:
             self._mark_store_down()
             return
-        found = self._without_false_pause(found)
+        if found.cooldown_until:
+            found = self._without_false_pause(found)
         with self._lock:
             self._is_store_down = False
             stale_at = self._store.now() + self._fresh_for
@@ -396,7 +400,8 @@ class Circuit:
             by = self._witness()
             # A success of ours that was never written takes back failures which others have
             # counted.
-            self._change(lambda breaker, _: (breaker.witnessed(by), None))
+            if found.breaker.witnessed(by) is not found.breaker:
+                self._change(lambda breaker, _: (breaker.witnessed(by), None))
 
     def _without_false_pause(self, found: LaneState) -> LaneState:
         """The state with a pause that is as long as was asked, for all processes.
@@ -419,7 +424,7 @@ class Circuit:
             return found
         store = self._store
         try:
-            if not self._ask(lambda: store.shorten_cooldown(self.key, stated, until)):
+            if not self._ask(store.shorten_cooldown, self.key, stated, until):
                 return found
         except StoreError:
             return found  # what this process knows holds here all the same
@@ -444,7 +449,7 @@ class Circuit:
         """Write a change that was made while the store was away; it was emitted at the time."""
         try:
             is_swapped = self._ask(
-                lambda: self._store.compare_and_set(self.key, view.version, view.breaker)
+                self._store.compare_and_set, self.key, view.version, view.breaker
             )
         except StoreError:
             self._mark_store_down()
@@ -477,8 +482,7 @@ class Circuit:
         clock that was set back would lengthen it.
         """
         stated = self._view.cooldown_until
-        left = stated - self._store.now()
-        if not stated or left <= 0:
+        if not stated or (left := stated - self._store.now()) <= 0:
             return 0.0
         now = current_clock().now()
         known, until = self._pause
@@ -565,7 +569,7 @@ class Circuit:
             self._owed_until = max(self._owed_until, asked)
         else:
             try:
-                until = self._ask(lambda: self._store.extend_cooldown(self.key, asked))
+                until = self._ask(self._store.extend_cooldown, self.key, asked)
             except StoreError:
                 self._mark_store_down()
                 self._owed_until = max(self._owed_until, asked)
@@ -588,9 +592,13 @@ class Circuit:
         self, change: Change, failed: LaneFailure | None = None
     ) -> Permit | CircuitRefusal | None:
         """Change the circuit here and in the store; returns what the change returned."""
+        try:
+            return self._swap(change, failed)
+        except ConflictError:
+            pass
         swap = partial(self._swap, change, failed)
         try:
-            return retry_conflicts(swap, max_attempts=_MAX_CONFLICTS)
+            return retry_conflicts(swap, max_attempts=_MAX_CONFLICTS - 1)
         except ConflictError:
             return swap(is_last=True)
 
@@ -630,10 +638,10 @@ class Circuit:
         self, view: LaneState, after: Breaker, failed: LaneFailure | None
     ) -> bool | None:
         """Whether the store accepted the change; None if it did not answer."""
-        if self._is_down():
+        if self._is_store_down and self.is_fresh:
             return None
         try:
-            return self._ask(lambda: self._write(view.version, after, failed))
+            return self._ask(self._write, view.version, after, failed)
         except StoreError:
             self._mark_store_down()
             return None
@@ -657,7 +665,7 @@ class Circuit:
 
     def _reread(self, before: LaneState) -> None:
         try:
-            found = self._ask(lambda: self._store.lane_state(self.key))
+            found = self._ask(self._store.lane_state, self.key)
         except StoreError:
             self._mark_store_down()
             return

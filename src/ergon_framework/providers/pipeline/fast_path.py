@@ -114,7 +114,8 @@ class FastPathCall(msgspec.Struct, gc=False):
         result.is_late = deadline is not None and ended_at > deadline
         result.replayed = result.is_outcome_unknown_before = False
         account = None if taken is None else taken.account
-        result.later_parts = (None, account, (number, started_at, duration))
+        # mypy takes the fields of a dataclass for all of its slots.
+        result.later_parts = (None, account, (number, started_at, duration))  # type: ignore[misc]
         tenant_id, provider_name, capability = self.lane.key
         campaign_id, operation = self.who
         budget_ms = policy.budget_ms
@@ -150,9 +151,8 @@ class FastPathCall(msgspec.Struct, gc=False):
 
     def to_guarded_call(self) -> GuardedCall:
         """A guarded call at the point that this call has reached: its first attempt is made."""
-        call = GuardedCall(self.policy, self.lane, self.who, self.given)
+        call = GuardedCall(self.policy, self.lane, self.who, self.given, self.began_at)
         call.take_over(
-            self.began_at,
             self.started_at,
             self.context.correlation_id,
             (self.permit,),
@@ -210,7 +210,8 @@ def try_fast_path(
             return _refused(runtime, lane, given, _QUOTA, wait) if may_refuse else None
     permit = circuit.admit_cached()
     if permit is None:  # the circuit opened meanwhile: a guarded call begins, and reserves anew
-        return _not_admitted(policy, lane, reservation)
+        _give_back(policy, lane, reservation)
+        return None
     left, limit = policy.budget, policy.attempt_timeout
     if seconds is not None or own is not None:
         left, limit = _bounds(policy, given)
@@ -271,8 +272,7 @@ def _reserve_within(
     return PROVIDER_BUDGET.run_within(seconds, work)
 
 
-def _not_admitted(policy: CallPolicy, lane: ProviderLane, taken: Reservation | None) -> None:
-    """Give back what a call has taken that another one begins in place of."""
+def _give_back(policy: CallPolicy, lane: ProviderLane, taken: Reservation | None) -> None:
     if taken is not None:
         refund(policy, lane, taken)
 
@@ -344,5 +344,6 @@ def _refused(
     result.attempts, result.duration_ms, result.retry_after_seconds = 0, 0.0, wait
     result.correlation_id = given.correlation_id or runtime.policy.new_id()
     result.idempotency_key = given.idempotency_key
-    result.later_parts = ((refusal_error, end, wait, seen, lane.key), seen, None)
+    refusal = (refusal_error, end, wait, seen, lane.key)
+    result.later_parts = (refusal, seen, None)  # type: ignore[misc] # as above
     return result

@@ -341,14 +341,15 @@ class GuardedCall:
         lane: ProviderLane,
         who: tuple[str | None, str],
         context: ProviderExecutionContext,
+        began_at: float | None = None,
     ) -> None:
-        """``who`` is the campaign and the operation."""
+        """``who`` is the campaign and the operation; without ``began_at`` it begins now."""
         self._policy = policy
         self._lane = lane
         self._log = AttemptLog(policy, lane.key, who, context)
         self.context = context
         self.clock = clock = policy.clock()
-        now = clock.now()
+        now = clock.now() if began_at is None else began_at
         self._rule = policy.rule_of(context)
         # The deadline is taken once: everything compares with this instant, whatever the clock of
         # the store says.
@@ -373,16 +374,14 @@ class GuardedCall:
 
     def take_over(
         self,
-        began_at: float,
         started_at: float,
         correlation_id: str | None,
         permits: Permits,
         reservation: Reservation | None,
     ) -> None:
         """Continue a call of the fast path, whose first attempt is under way."""
-        self._begin_at(began_at)
         self._started_at = started_at
-        guard = self._guard
+        guard, began_at = self._guard, self._began_at
         self.correlation_id = correlation_id or self.correlation_id
         guard.begun(began_at, None, began_at)
         if reservation is not None:
@@ -712,8 +711,9 @@ class GuardedCall:
 
     def _report(self, vote: Vote) -> None:
         permits = self._permits
-        if permits is not None and self._lane.needs_report(permits, vote):
-            self._lane.report(permits, vote, self._log.last_failure)
+        if permits is not None:
+            failed = self._log.last_failure if vote is Vote.FAILURE else None
+            self._lane.report(permits, vote, failed)
         # Only now: if the report is interrupted, abandon() reports the permits as neutral, which
         # gives the place of a probe back.
         self._permits = None
@@ -722,10 +722,14 @@ class GuardedCall:
 
     def _refresh_gates(self) -> None:
         """Refresh the view of the circuits, within half of the time left for the whole call."""
-        if not self._lane.is_fresh:
+        if self._lane.is_fresh:
+            return
+        if self._lane.may_wait:
             left = self.seconds_left
             # Half: a store that hangs must leave enough time for the call itself.
             PROVIDER_BUDGET.run_within(None if left is None else left / 2, self._lane.refresh)
+        else:
+            self._lane.refresh()
 
     def _gates(self, now: float) -> tuple[float | None, float]:
         wait = self._lane.refused_for()

@@ -16,7 +16,7 @@ Permits = tuple[Permit, ...]
 class ProviderLane:
     """The circuits that a call passes, its own and perhaps the provider's, and its quota."""
 
-    __slots__ = ("circuits", "key", "only_circuit", "operations", "quota")
+    __slots__ = ("circuits", "key", "may_wait", "only_circuit", "operations", "quota")
 
     def __init__(
         self, key: LaneKey, circuits: tuple[Circuit, ...], quota: QuotaLimiter | None
@@ -28,6 +28,8 @@ class ProviderLane:
         """Names that were checked: nearly every call has one of a few."""
         self.only_circuit = circuits[0] if len(circuits) == 1 else None
         """The circuit of the lane if a call has to pass only this one; otherwise None."""
+        self.may_wait = any(circuit.may_wait for circuit in circuits)
+        """Whether to read or write the circuits may take time."""
 
     @property
     def is_fresh(self) -> bool:
@@ -103,6 +105,9 @@ class ProviderLane:
         """Report the end of a call that was admitted; ``failed`` is what health shows of a
         failure.
         """
+        if self.only_circuit is not None and permits:
+            self.only_circuit.report(permits[0], vote, failed)
+            return
         # There may be fewer permits than circuits: those before the one that refused.
         for circuit, permit in zip(self.circuits, permits, strict=False):
             circuit.report(permit, vote, failed)

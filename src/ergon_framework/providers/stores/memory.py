@@ -13,6 +13,8 @@ from itertools import islice, repeat
 from operator import attrgetter
 from typing import Any
 
+from msgspec import structs
+
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
 from ergon_framework.core.quota import QuotaUsage, QuotaWindow
 from ergon_framework.core.rollup import SlidingHour
@@ -491,7 +493,7 @@ class MemoryProviderStore:
             lane = self._lane(key)
             now = lane.updated_at = self._clock()
             if until > lane.state.cooldown_until:
-                lane.state = replace(lane.state, cooldown_until=until, written_at=now)
+                lane.state = structs.replace(lane.state, cooldown_until=until, written_at=now)
             return lane.state.cooldown_until
 
     def shorten_cooldown(self, key: LaneKey, known: float, until: float) -> bool:
@@ -501,7 +503,7 @@ class MemoryProviderStore:
             if lane.state.cooldown_until != known:
                 return False
             now = lane.updated_at = self._clock()
-            lane.state = replace(lane.state, cooldown_until=until, written_at=now)
+            lane.state = structs.replace(lane.state, cooldown_until=until, written_at=now)
             return True
 
     def reserve(self, key: LaneKey, window: QuotaWindow, limit: int, units: int) -> QuotaGrant:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from ergon_framework.core.circuit_breaker import Breaker
 from ergon_framework.core.quota import QuotaUsage
