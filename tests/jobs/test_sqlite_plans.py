@@ -29,6 +29,8 @@ LONG_LOOKS = {
     "live": "something could not be read, and nobody knows what",
     "ended": "the same",
     "lock": "it never looks at all",
+    "complete_many": "it looks through the rows that it is given",
+    "complete_steps": "the same",
     "lease_many": "it looks through the list that it is given",
     "held": "the same",
     "renew_many": "the same",

@@ -186,6 +186,7 @@ class Settler:
             job.handler,
             job.queue,
             job.flow_id is not None,
+            job.feeds,
         )
 
     def is_slow(self, event: JobEvent, result: bytes | None) -> bool:

@@ -107,6 +107,7 @@ class ClaimedJob(msgspec.Struct, frozen=True):
     trace_context: dict[str, str] | None = None
     uses: Any = None
     flow_id: str | None = None  # a hint: a job may become a step after it was claimed
+    feeds: str | None = None  # where its end counts, as the store had it; for its settlement
 
 
 class ClaimResult(msgspec.Struct, frozen=True):
@@ -138,6 +139,7 @@ class Settlement(msgspec.Struct, frozen=True, gc=False):
     handler: str = ""  # for notices; no store needs it
     queue: str = ""  # the same, and for a store that makes a cancellation of it
     is_step: bool = False  # a hint that spares the store a look
+    feeds: str | None = None  # the same, of a claimed step: where its end counted then
 
 
 class LeaseRenewal(msgspec.Struct, frozen=True):

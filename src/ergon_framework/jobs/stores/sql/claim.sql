@@ -54,7 +54,7 @@ SELECT 1 FROM ergon_jobs WHERE stage = 2 AND executor = ? AND queue = ? LIMIT 1;
 -- candidates: the due jobs of one queue for one executor, in the order in which they go
 SELECT
     seq, fence, id, handler, executor, args, kwargs, attempts, deliveries, excused, is_solo,
-    created_at, options, status, expires_at, limit_key, key_limit, priority, run_at
+    created_at, options, status, expires_at, limit_key, key_limit, priority, run_at, feeds
 FROM ergon_jobs
 WHERE stage = 2 AND executor = ? AND queue = ?
 ORDER BY priority DESC, run_at, seq LIMIT ?;
@@ -66,7 +66,7 @@ WHERE stage = 2 AND executor = ? AND queue = ? AND limit_key > ? ORDER BY limit_
 -- candidates_of_key: the due jobs of one limit key of a queue for one executor
 SELECT
     seq, fence, id, handler, executor, args, kwargs, attempts, deliveries, excused, is_solo,
-    created_at, options, status, expires_at, limit_key, key_limit, priority, run_at
+    created_at, options, status, expires_at, limit_key, key_limit, priority, run_at, feeds
 FROM ergon_jobs
 WHERE stage = 2 AND executor = ? AND queue = ? AND limit_key = ?
 ORDER BY priority DESC, run_at, seq LIMIT ?;
@@ -94,7 +94,7 @@ ORDER BY priority DESC, run_at, seq LIMIT ?;
 -- candidate: one due job
 SELECT
     seq, fence, id, handler, executor, args, kwargs, attempts, deliveries, excused, is_solo,
-    created_at, options, status, expires_at, limit_key, key_limit, priority, run_at
+    created_at, options, status, expires_at, limit_key, key_limit, priority, run_at, feeds
 FROM ergon_jobs WHERE seq = ?;
 
 -- lease: a worker holds it from now on

@@ -36,13 +36,24 @@ UPDATE ergon_jobs SET
     history = coalesce(history || char(10), '') || ?, feeds = ?
 WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?);
 
--- complete_step: the usual end of a running step
+-- complete_step: the usual end of a running step that counts where it did when it was read
 UPDATE ergon_jobs SET
     stage = 0, status = 'completed', attempts = ?1, excused = ?2, is_charged = 0, is_solo = 0,
     why = '', result = ?3, purge_at = NULL, changed_at = ?4,
     lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
     history = CASE WHEN history IS NULL THEN ?5 ELSE history || char(10) || ?5 END, feeds = '[]'
-WHERE seq = ?6 AND id = ?7 AND fence = ?8 AND stage = 1;
+WHERE seq = ?6 AND id = ?7 AND fence = ?8 AND stage = 1 AND feeds = ?9;
+
+-- complete_steps: the same for many; the values are repeated
+UPDATE ergon_jobs SET
+    stage = 0, status = 'completed', attempts = v.column1, excused = v.column2, is_charged = 0,
+    is_solo = 0, why = '', result = v.column3, purge_at = NULL, changed_at = v.column4,
+    lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
+    history = CASE WHEN history IS NULL THEN v.column5 ELSE history || char(10) || v.column5 END,
+    feeds = '[]'
+FROM (VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)) AS v
+WHERE ergon_jobs.seq = v.column6 AND ergon_jobs.id = v.column7 AND ergon_jobs.fence = v.column8
+    AND stage = 1 AND feeds = v.column9;
 
 -- released: a step that came back waits at no join any more; a signal is waited for anew
 UPDATE ergon_jobs SET join_id = NULL, expires_at = CASE WHEN signal IS NOT NULL THEN ?1 + wait END
@@ -107,7 +118,7 @@ UPDATE ergon_flows SET
 WHERE id = ?;
 
 -- insert_join: a new one
-INSERT INTO ergon_flow_joins (id, flow_id, remaining, members) VALUES (?, ?, ?, ?);
+INSERT INTO ergon_flow_joins (id, flow_id, remaining, members) VALUES (?1, ?2, ?3, ?4);
 
 -- joins: of a flow
 SELECT id, flow_id, remaining, members FROM ergon_flow_joins WHERE flow_id = ? ORDER BY seq;

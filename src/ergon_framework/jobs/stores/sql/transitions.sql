@@ -27,6 +27,16 @@ UPDATE ergon_jobs SET
     history = CASE WHEN history IS NULL THEN ?6 ELSE history || char(10) || ?6 END
 WHERE seq = ?7 AND id = ?8 AND fence = ?9 AND stage = 1 AND feeds IS NULL;
 
+-- complete_many: the same for many, in three quarters of the time; the values are repeated
+UPDATE ergon_jobs SET
+    stage = 0, status = 'completed', attempts = v.column1, excused = v.column2, is_charged = 0,
+    is_solo = 0, why = '', result = v.column3, purge_at = v.column4, changed_at = v.column5,
+    lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
+    history = CASE WHEN history IS NULL THEN v.column6 ELSE history || char(10) || v.column6 END
+FROM (VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)) AS v
+WHERE ergon_jobs.seq = v.column7 AND ergon_jobs.id = v.column8 AND ergon_jobs.fence = v.column9
+    AND stage = 1 AND feeds IS NULL;
+
 -- end: any end of a job
 UPDATE ergon_jobs SET
     stage = 0, status = ?, attempts = ?, excused = ?, is_charged = 0, is_solo = ?, why = ?,

@@ -52,6 +52,7 @@ _WHOLE, _PERHAPS, _TEXT_OR_NONE = (int,), (int, float, type(None)), (str, type(N
 _TYPES = (
     *(_WHOLE, _WHOLE, _TEXT, _TEXT, _TEXT, _BLOB, _BLOB, _WHOLE, _WHOLE, _WHOLE, _WHOLE),
     *(_NUMBER, _TEXT_OR_NONE, _TEXT, _PERHAPS, _TEXT_OR_NONE, _WHOLE, _WHOLE, _NUMBER),
+    _TEXT_OR_NONE,
 )
 """Of the columns of a candidate: SQLite keeps whatever it is given."""
 _known_types: set[tuple[type, ...]] = set()
@@ -210,11 +211,14 @@ def claimed_job(cursor: sqlite3.Cursor, row: CandidateRow, queue: str, now: floa
     # The whole row at once: slices of it would take twice as long.
     (
         seq, fence, job_id, handler, executor, args, kwargs, attempts, deliveries, excused, is_solo,
-        created_at, options, _, _, _, _, _, _,
+        created_at, options, _, _, _, _, _, _, feeds,
     ) = row  # fmt: skip
     if args is None:
         args, kwargs = payload(cursor, seq)
     check_arguments(args, kwargs)
+    asked = asked_of(options)
+    if feeds is not None and asked:  # whoever was added as a step has options
+        asked = (*asked, feeds)
     return ClaimedJob(
         seq,
         fence + 1,
@@ -230,5 +234,5 @@ def claimed_job(cursor: sqlite3.Cursor, row: CandidateRow, queue: str, now: floa
         is_solo == 1,
         created_at,
         now,
-        *asked_of(options),
+        *asked,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from ergon_framework.jobs.stores.sqlite.admin import (
     search_jobs,
 )
 from ergon_framework.jobs.stores.sqlite.claim import SqliteClaim, SqliteClaimMemory, limits_of
+from ergon_framework.jobs.stores.sqlite.completions import NotAllCompleted
 from ergon_framework.jobs.stores.sqlite.flows import SqliteFlows
 from ergon_framework.jobs.stores.sqlite.queue_counts import (
     count_by_status,
@@ -196,8 +198,10 @@ class SqliteJobStore:
     ) -> tuple[list[bool], ClaimResult]:
         """Apply what happened, then claim, in one commit."""
 
-        def work(tx: SqliteTransitions) -> tuple[list[bool], ClaimResult]:
-            applied = tx.apply_all(settlements)
+        def work(
+            tx: SqliteTransitions, *, are_together: bool = True
+        ) -> tuple[list[bool], ClaimResult]:
+            applied = tx.apply_all(settlements, are_together=are_together)
             tx.finish()  # before the claim: what was released may be claimed at once
             if request is None:
                 return applied, ClaimResult([])
@@ -205,7 +209,13 @@ class SqliteJobStore:
             return applied, claim.run()
 
         # A claim is not synced: if a power cut undoes it, the job is due again, and is run again.
-        return self.transactions.write(work, "exchange", is_synced=bool(settlements))
+        is_synced = bool(settlements)
+        try:
+            return self.transactions.write(work, "exchange", is_synced=is_synced)
+        except NotAllCompleted:
+            # One of them came too late, or its place has changed: one by one, each has its answer.
+            one_by_one = partial(work, are_together=False)
+            return self.transactions.write(one_by_one, "exchange", is_synced=is_synced)
 
     def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
         """Renew leases and charge attempts. False for each job that this holder has lost."""

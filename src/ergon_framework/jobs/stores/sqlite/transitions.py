@@ -6,11 +6,9 @@
 from __future__ import annotations
 
 import os
-import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cache
 from itertools import chain, count, groupby
 from typing import Any
 
@@ -32,7 +30,18 @@ from ergon_framework.jobs.stores.documents import (
     text_of,
 )
 from ergon_framework.jobs.stores.flow_settlement import FlowSettlement, returned
+from ergon_framework.jobs.stores.sqlite.completions import (
+    COMPLETED_STEP,
+    SIZES,
+    CompletionKind,
+    complete_many,
+    job_values,
+    kind_of,
+    place_in,
+    step_values,
+)
 from ergon_framework.jobs.stores.sqlite.flow_tables import SqliteFlowTables, flow_row
+from ergon_framework.jobs.stores.sqlite.many_rows import for_many
 from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_row
 from ergon_framework.jobs.stores.transitions import (
     DUE,
@@ -110,19 +119,56 @@ class SqliteTransitions:
         if self._flows is not None:
             self._flows.finish()
 
-    def apply_all(self, settlements: Sequence[Settlement]) -> list[bool]:
-        """Apply transitions in their order; steps are read all at once, which takes less time."""
-        steps = [each.key for each in settlements if each.is_step]
+    def apply_all(
+        self, settlements: Sequence[Settlement], *, are_together: bool = True
+    ) -> list[bool]:
+        """Apply transitions in their order; one by one unless ``are_together``.
+
+        Together, many completions are one statement each, and :class:`NotAllCompleted` is raised
+        when one of them cannot be applied: the transaction is to be undone then.
+        """
+        steps = [each for each in settlements if each.is_step]
         if len(steps) > MAX_SINGLE_STEPS:
-            found = self.cursor.execute(_FLOWS["steps"], (text_of(steps),)).fetchall()
-            self._steps = {row[0]: row[1:] for row in found}
-            flow_ids = {row[1] for row in found}
-            if flow_ids:  # without their plans, which may be long and do not matter here
-                rows = self.cursor.execute(_FLOWS["flows_of_steps"], (text_of(list(flow_ids)),))
-                self.flows.hold(map(flow_row, rows.fetchall()))
-        applied = [self.apply(settlement) for settlement in settlements]
+            self._read_steps(steps)
+        if are_together and len(settlements) >= SIZES[-1]:
+            applied = self._apply_together(settlements)
+        else:
+            applied = [self.apply(settlement) for settlement in settlements]
         self._steps = {}
         return applied
+
+    def _apply_together(self, settlements: Sequence[Settlement]) -> list[bool]:
+        applied: list[bool] = []
+        for kind, some in groupby(settlements, kind_of):
+            run = list(some)
+            done = 0 if kind is CompletionKind.OTHER else complete_many(self, kind, run)
+            applied += [True] * done
+            applied += [self.apply(each) for each in run[done:]]
+        return applied
+
+    def completed(self, settlements: Sequence[Settlement]) -> None:
+        """Jobs have completed: what follows for others."""
+        self.is_done = True
+        if self._is_any_blocked is not False:
+            for each in settlements:
+                self._release(each.key)
+
+    def _read_steps(self, settlements: Sequence[Settlement]) -> None:
+        """Read steps all at once where they have to be read, and their flows."""
+        flow_ids: set[str] = set()
+        seqs: list[int] = []
+        for each in settlements:
+            if kind_of(each) is CompletionKind.STEP:
+                flow_ids.add(place_in(each.feeds or "")[0])
+            else:
+                seqs.append(each.key)
+        if seqs:
+            found = self.cursor.execute(_FLOWS["steps"], (text_of(seqs),)).fetchall()
+            self._steps = {row[0]: row[1:] for row in found}
+            flow_ids.update(row[1] for row in found)
+        if flow_ids:  # without their plans, which may be long and do not matter here
+            rows = self.cursor.execute(_FLOWS["flows_of_steps"], (text_of(list(flow_ids)),))
+            self.flows.hold(map(flow_row, rows.fetchall()))
 
     def apply(self, settlement: Settlement) -> bool:
         """Apply a transition if the job still is where it was decided; otherwise change nothing.
@@ -184,6 +230,8 @@ class SqliteTransitions:
 
     def _apply_step(self, settlement: Settlement) -> bool:
         """Apply a transition of a step; what it brings about is gathered for :meth:`finish`."""
+        if kind_of(settlement) is CompletionKind.STEP and self._complete_claimed_step(settlement):
+            return True
         # Taken out: what was read before holds for the first transition of a step alone.
         found = self._steps.pop(settlement.key, None)
         if found is None:
@@ -210,7 +258,7 @@ class SqliteTransitions:
         if change is None:
             return False
         if change.counts and is_plain_completion(settlement):
-            if not self._complete_step(settlement):
+            if not self._complete_step(settlement, feeds):
                 return False
             self.flows.accept(flow_id, change, feeds_from(feeds), settlement.keep)
             return True
@@ -231,19 +279,20 @@ class SqliteTransitions:
         self.flows.accept(flow_id, change, feeds_from(feeds), settlement.keep)
         return True
 
-    def _complete_step(self, settlement: Settlement) -> bool:
+    def _complete_claimed_step(self, settlement: Settlement) -> bool:
+        """The usual end of a step without a look at it; False: it has to be looked at."""
+        flow_id, feeds = place_in(settlement.feeds or "")
+        change = self.flows.plan(flow_id, COMPLETED_STEP)
+        if change is None or not change.counts:
+            return False
+        if not self._complete_step(settlement, settlement.feeds or ""):
+            return False
+        self.flows.accept(flow_id, change, feeds, settlement.keep)
+        return True
+
+    def _complete_step(self, settlement: Settlement, feeds: str) -> bool:
         """The usual end of a step, as ``_complete`` is that of a job."""
-        transition = settlement.transition
-        values = (
-            transition.attempts,
-            transition.excused,
-            bytearray(settlement.result or b"null"),
-            self.now,
-            settlement.entry.decode(),
-            settlement.key,
-            settlement.id,
-            settlement.fence,
-        )
+        values = step_values(settlement, feeds, self.now)
         return self.cursor.execute(_COMPLETE_STEP, values).rowcount == 1
 
     def _restart_step(
@@ -283,8 +332,8 @@ class SqliteTransitions:
             else:
                 rows = [_step_row(job, self.now) for job in run]
                 _write_rows(self, _FLOWS["insert_step"], rows, run)
-        large = [(job.id, job.args, job.kwargs) for job in steps if _is_large(job)]
-        self.cursor.executemany(_JOBS["insert_payload_of"], large)
+                large = [(job.id, job.args, job.kwargs) for job in run if _is_large(job)]
+                self.cursor.executemany(_JOBS["insert_payload_of"], large)
         self.index(steps)
 
     def index(self, jobs: Iterable[NewJob | Job]) -> None:
@@ -383,18 +432,7 @@ class SqliteTransitions:
 
     def _complete(self, settlement: Settlement) -> bool:
         """The usual end of a job, by the cheapest statement: most settlements are this one."""
-        transition, now = settlement.transition, self.now
-        values = (
-            transition.attempts,
-            transition.excused,
-            bytearray(settlement.result or b"null"),
-            now + (settlement.keep or 0.0),
-            now,
-            settlement.entry.decode(),
-            settlement.key,
-            settlement.id,
-            settlement.fence,
-        )
+        values = job_values(settlement, self.now)
         return self.cursor.execute(_COMPLETE, values).rowcount == 1
 
     def _end(self, settlement: Settlement) -> bool:
@@ -655,7 +693,7 @@ def _write_rows(
 ) -> None:
     left = 0
     if len(rows) >= ROWS_AT_ONCE:
-        together = _for_many(statement)
+        together = for_many(statement, ROWS_AT_ONCE)
         left = len(rows) - len(rows) % ROWS_AT_ONCE
         for start in range(0, left, ROWS_AT_ONCE):
             part = rows[start : start + ROWS_AT_ONCE]
@@ -680,21 +718,6 @@ def _write_rows(
 ROWS_AT_ONCE = 50
 """Rows that one statement inserts: SQLite opens every index of the table for each statement, and
 that takes longer than to insert a row. More than these bring nothing."""
-
-
-@cache
-def _for_many(statement: str) -> str:
-    """A statement that inserts one row, as it inserts ``ROWS_AT_ONCE``."""
-    head, values = statement.rsplit("VALUES ", 1)
-    width = max(int(number) for number in _PARAMETER.findall(values))
-
-    def nth(row: int) -> str:
-        return _PARAMETER.sub(lambda found: f"?{int(found[1]) + row * width}", values)
-
-    return f"{head}VALUES {', '.join(map(nth, range(ROWS_AT_ONCE)))}"
-
-
-_PARAMETER = re.compile(r"\?(\d+)")
 
 
 def _is_large(job: NewJob) -> bool:
