@@ -15,7 +15,7 @@ from ergon_framework.core.job import Failed, JobEvent, Released
 from ergon_framework.errors import StoreError, UnreadableJobError
 from ergon_framework.jobs.claims import Claim, unreadable_outcome
 from ergon_framework.jobs.payload_codec_store import ResultsTooLargeError
-from ergon_framework.ports.flow import from_runs, used_ids
+from ergon_framework.ports.flow import from_runs, step_id, used_ids
 from ergon_framework.ports.jobstore import ClaimedJob
 
 Results = Mapping[str, bytes | None]
@@ -37,6 +37,8 @@ _NULL = b"null"
 
 def value_of(source: Any, flow_id: str, results: Results) -> bytes:
     """The JSON of a result; null for a step without a result."""
+    if type(source) is int:  # of nearly all steps of chains
+        return results.get(step_id(flow_id, source)) or _NULL
     if isinstance(source, list):
         parts = [value_of(each, flow_id, results) for each in from_runs(source)]
         return b"[" + b",".join(parts) + b"]"
@@ -46,14 +48,21 @@ def value_of(source: Any, flow_id: str, results: Results) -> bytes:
 
 def with_results(job: ClaimedJob, results: Results) -> ClaimedJob:
     """The job with the results in the places that are kept for them in its arguments."""
-    args, kwargs = _items(job.args), _fields(job.kwargs)
+    args: list[msgspec.Raw] | None = None  # each is read only where a result goes into it
+    kwargs: dict[str, msgspec.Raw] | None = None
     for place, source in job.uses:
         value = msgspec.Raw(value_of(source, job.flow_id or "", results))
         if isinstance(place, int):
+            args = _items(job.args) if args is None else args
             args[place] = value
         else:
+            kwargs = _fields(job.kwargs) if kwargs is None else kwargs
             kwargs[place] = value
-    return msgspec.structs.replace(job, args=_encode(args), kwargs=_encode(kwargs))
+    return msgspec.structs.replace(
+        job,
+        args=job.args if args is None else _encode(args),
+        kwargs=job.kwargs if kwargs is None else _encode(kwargs),
+    )
 
 
 def hand_over(claims: Sequence[Claim], read: ReadResults | None) -> None:
@@ -80,7 +89,7 @@ def hand_over(claims: Sequence[Claim], read: ReadResults | None) -> None:
         except StoreError:
             claim.outcome = Released()
             continue
-        size = sum(len(results.get(each) or b"") for each in ids)
+        size = sum([len(results.get(each) or b"") for each in ids])
         if size <= MAX_ARGUMENTS:
             claim.job = with_results(job, results)
             # A result may be used more than once.
@@ -92,7 +101,13 @@ def hand_over(claims: Sequence[Claim], read: ReadResults | None) -> None:
 def _result_ids(job: ClaimedJob) -> list[str]:
     """The ids of the jobs whose results a step uses."""
     flow_id = job.flow_id or ""
-    return [each for _, source in job.uses or () for each in used_ids(source, flow_id)]
+    ids: list[str] = []
+    for _, source in job.uses or ():
+        if type(source) is int:
+            ids.append(step_id(flow_id, source))
+        else:
+            ids += used_ids(source, flow_id)
+    return ids
 
 
 def _read_together(asked: Sequence[Sequence[str]], read: ReadResults | None) -> Results:

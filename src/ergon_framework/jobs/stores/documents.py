@@ -97,8 +97,10 @@ def text_of(value: Any) -> str:
 
 def step_options_text(job: NewJob) -> str | None:
     """The same as ``options_text`` for a new step: most ask for nothing of their own."""
-    if job.step is None or job.uses is not None or is_special(job):
+    if job.step is None or is_special(job):
         return options_text(job)
+    if job.uses is not None:
+        return text_of(StoredOptions(uses=job.uses, flow_id=job.step.flow_id))
     # All plain steps of a flow have the same options: with thousands of steps it pays to encode
     # them once.
     return _of_flow(job.step.flow_id)
@@ -131,7 +133,17 @@ def asked_of(text: str | bytes | None) -> tuple[Any, ...]:
     if text is None:
         return ()
     options = _options(text)
-    return *options.fields().values(), options.flow_id
+    return (  # one by one: this is done for each step, and a dict would take three times as long
+        options.timeout,
+        options.max_attempts,
+        options.max_deliveries,
+        None if options.retry is None else options.retry.encode(),
+        options.result_ttl,
+        options.correlation_id,
+        options.trace_context,
+        options.uses,
+        options.flow_id,
+    )
 
 
 def failure_from(text: str | bytes | None) -> Failure | None:

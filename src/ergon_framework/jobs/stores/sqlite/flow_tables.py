@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 from ergon_framework.core.flow import FlowState, FlowStatus, OnFailure
@@ -21,6 +22,7 @@ from ergon_framework.jobs.stores.flow_settlement import (
     WaitingSignal,
     flow_taken,
 )
+from ergon_framework.jobs.stores.sqlite.many_rows import for_many
 from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.jobs.stores.transitions import JobPosition
 from ergon_framework.ports.flow import Join
@@ -29,6 +31,8 @@ from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.errors import is_moved_away
 
 _SQL = load(SQL, "flows.sql")
+JOINS_AT_ONCE = 50
+"""Joins that one statement inserts, as it inserts that many jobs."""
 _POSITION = 8
 """Columns of a ``JobPosition``."""
 
@@ -103,8 +107,13 @@ class SqliteFlowTables:
 
     def put_joins(self, joins: Sequence[Join]) -> None:
         """Add joins."""
-        rows = [(each.id, each.flow_id, each.remaining, each.members) for each in joins]
-        self._cursor.executemany(_SQL["insert_join"], rows)
+        rows = [(each.id, each.flow_id, each.remaining, bytearray(each.members)) for each in joins]
+        left = len(rows) % JOINS_AT_ONCE
+        together = for_many(_SQL["insert_join"], JOINS_AT_ONCE)
+        for start in range(0, len(rows) - left, JOINS_AT_ONCE):
+            part = rows[start : start + JOINS_AT_ONCE]
+            self._cursor.execute(together, [*chain.from_iterable(part)])
+        self._cursor.executemany(_SQL["insert_join"], rows[len(rows) - left :])
 
     def count_at(self, counts: Counter[str]) -> list[str]:
         """Subtract ended predecessors from joins. Returns the joins that have none left."""
