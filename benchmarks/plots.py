@@ -38,11 +38,12 @@ PARTS = {
     "boundary": ("in-process", "socket", "client", "batch", "put", "idle-polls", "ledger"),
     "engine": ("c8",),
     "cold": (),
-    "jobs": ("queued",),
+    "jobs": ("queued", "drain", "enqueue", "latency"),
+    "scale": ("drain", "queue"),
 }
 """Of each part the cases that are measured for the page; none: all of them."""
 SCRIPTS = {"cold": "cold_starts.py"}
-MORE_ARGUMENTS = {"jobs": ["--peers="]}
+MORE_ARGUMENTS = {"scale": ["--engine", "postgres", "--lengths", "1000"]}
 PAGE, IMAGES = "benchmarks.md", "images/benchmarks"
 BEGIN, END = "<!-- table of races: make bench-plots -->", "<!-- end of the table -->"
 LONGEST = 3600.0
@@ -129,7 +130,7 @@ def _printed(part: str, words: list[str], options: argparse.Namespace) -> str:
     command = [sys.executable, str(ROOT / "benchmarks" / SCRIPTS.get(part, f"{part}.py"))]
     command += MORE_ARGUMENTS.get(part, [])
     command += ["--rounds", str(options.rounds), *(["--quick"] if options.quick else []), *words]
-    if options.folder is not None and part in {"providers", "boundary", "jobs"}:
+    if options.folder is not None and part not in {"engine", "cold"}:
         command += ["--folder", str(options.folder)]
     try:
         done = subprocess.run(  # noqa: S603 - a benchmark of this repository
@@ -249,7 +250,7 @@ def _peer(record: Record, figure: str, ours: Record) -> str:
     # Some peers say by the clock what we say in processor time, and the other way round.
     named = figure if figure in record else next(each for each in UNITS if each in record)
     text = f"{record['who']}: {told(value(record, named).figure)}"
-    if "ratio" in record:
+    if "ratio" in record and named != "p99_ms":  # of latencies the medians are compared
         low, high = record["ratio_spread"]
         text += f", **{told(record['ratio'])}{TIMES}** ({told(low)} to {told(high)})"
     if named != "cpu_us" and record.get("cpu_us") and ours.get("cpu_us"):

@@ -14,7 +14,7 @@ from comparison import Contestant, ContestantError, Record, Target, records
 from jobs_parts import turns
 from jobs_parts.processes import environment
 from jobs_parts.queue_systems import ALL, BARE, OURS, QueueSystem
-from jobs_parts.session import Session, time_record
+from jobs_parts.session import Session, latency_record, time_record
 
 US = next(system for system in ALL if system.key == OURS)
 DRAIN_TARGETS = {
@@ -144,15 +144,14 @@ def latency(session: Session, options: JobsOptions) -> Iterator[Record]:
         if contestant.skipped is not None:
             yield {"case": "latency", "who": contestant.name, "skipped": contestant.skipped}
             continue
-        samples = ours if contestant is contestants[0] else _samples(contestant)
-        record = time_record("latency", contestant.name, samples, ours)
+        record = latency_record("latency", contestant.name, _samples(contestant), ours)
         if contestant is contestants[0]:
             record |= {"target": "p50 <= 1 ms", "met": record["p50_ms"] <= 1.0}
         yield record
 
 
-def _samples(contestant: Contestant) -> list[float]:
-    return [each * 1e3 for turn in contestant.turns for each in turn.latencies]
+def _samples(contestant: Contestant) -> list[list[float]]:
+    return [[each * 1e3 for each in turn.latencies] for turn in contestant.turns]
 
 
 def idle(session: Session, options: JobsOptions) -> Iterator[Record]:

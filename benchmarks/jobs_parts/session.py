@@ -64,3 +64,24 @@ def time_record(case: str, label: str, samples: Sequence[float], ours: Sequence[
     if ours and samples is not ours:
         record["ratio"] = round(statistics.median(ours) / median, 3)
     return record
+
+
+def latency_record(
+    case: str, label: str, rounds: Sequence[Sequence[float]], ours: Sequence[Sequence[float]]
+) -> Record:
+    """The same of several rounds: medians of them, with the least and the most of the rounds."""
+    made = time_record(case, label, [each for one in rounds for each in one], ())
+    medians = [statistics.median(one) for one in rounds]
+    made |= {
+        "p50_ms": round(statistics.median(medians), 4),
+        "p50_ms_spread": [round(min(medians), 4), round(max(medians), 4)],
+        "rounds": len(rounds),
+    }
+    if ours and rounds != ours:
+        pairs = zip(ours, rounds, strict=True)
+        quotients = [statistics.median(our) / statistics.median(their) for our, their in pairs]
+        made |= {
+            "ratio": round(statistics.median(quotients), 3),
+            "ratio_spread": [round(min(quotients), 3), round(max(quotients), 3)],
+        }
+    return made

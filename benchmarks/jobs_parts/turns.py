@@ -43,13 +43,15 @@ def drain(queue_client: ClientProcess, count: int) -> Turn:
 
 
 def enqueue(queue_client: ClientProcess, how: str, count: int) -> Turn:
-    """Into an empty queue nobody works on."""
+    """Into an empty queue nobody works on; with the processor time of its client alone."""
     queue_client.call("reset")
+    cpu_time = cpu_seconds([queue_client.pid])
     seconds = float(queue_client.call("time", how=how, count=count))
+    cpu_time = cpu_seconds([queue_client.pid]) - cpu_time
     found = queue_client.call("waiting")
     if found != count:
         raise ContestantError(f"{found} of {count} jobs are in the queue")
-    return Turn(count, seconds)
+    return Turn(count, seconds, (), cpu_time)
 
 
 def latencies(queue_client: ClientProcess, count: int, warm: int = 3) -> Turn:

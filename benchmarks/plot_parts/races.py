@@ -13,6 +13,7 @@ BARE, PLAIN = "bare SQLite group commit", "plain write and fsync"
 REDIS, NATS = "Redis, appendfsync always", "NATS JetStream, sync_interval always"
 WINDOW, TASKS = "ThreadPoolExecutor window", "create_task window"
 PACKAGE = "ergon-framework-python"
+JOBS, PG_JOBS = "Ergon (SQLite)", "Ergon (PostgreSQL)"
 TIMES = " \N{MULTIPLICATION SIGN}"
 UNITS = {
     "cpu_us": "µs of CPU",
@@ -20,6 +21,7 @@ UNITS = {
     "per_second": "per second",
     "mb_per_second": "MB/s",
     "p50_ms": "ms at p50",
+    "p99_ms": "ms at p99",
     "cpu_seconds": "s of CPU",
 }
 
@@ -242,6 +244,69 @@ ROWS = (
         who="Ergon (SQLite), 100,000 queued",
     ),
     Row(
+        "drained from SQLite",
+        "jobs",
+        "drain",
+        "per_second",
+        ("20,900/s", "1.31"),
+        [_least(1.6, "pgqueuer (PostgreSQL)")],
+        who=JOBS,
+    ),
+    Row(
+        "… PostgreSQL, 10,000 queued",
+        "scale",
+        "postgres-drain-10000",
+        "per_second",
+        ("21,100/s", "1.23"),
+        [_least(1.4, "pgqueuer")],
+        who=PG_JOBS,
+    ),
+    Row(
+        "… PostgreSQL, 100,000 queued",
+        "scale",
+        "postgres-drain-100000",
+        "per_second",
+        ("19,800/s", "1.35"),
+        [_least(1.4, "pgqueuer")],
+        who=PG_JOBS,
+    ),
+    Row(
+        "settled, PostgreSQL",
+        "scale",
+        "postgres-settle-1000",
+        "per_second",
+        ("", "0.5"),
+        [_least(1, "pgqueuer")],
+        who=PG_JOBS,
+    ),
+    Row(
+        "enqueued one by one, SQLite",
+        "jobs",
+        "enqueue",
+        "per_second",
+        ("4,200/s", "0.46"),
+        [_least(0.7, "bare sqlite3"), _least(1.2, "Huey (SQLite)")],
+        who=JOBS,
+    ),
+    Row(
+        "from enqueue to start, idle worker",
+        "jobs",
+        "latency",
+        "p50_ms",
+        ("1.63 ms", "1.8"),
+        [_most(0.8)],
+        who=JOBS,
+    ),
+    Row(
+        "… the slowest in a hundred",
+        "jobs",
+        "latency",
+        "p99_ms",
+        ("14.4 ms", ""),
+        [_most(3)],
+        who=JOBS,
+    ),
+    Row(
         "cold start, `ConsumerTask`",
         "cold",
         "ConsumerTask",
@@ -367,6 +432,14 @@ PICTURES: tuple[Bars | Lines, ...] = (
                   ("1,000,000", "ledger-1000000", "Ergon, 1,000,000 ids"),
               ]),
           ]),
+    Bars("jobs-drained", "No-op jobs per second, out of a full queue", _MORE,
+         "jobs", "per_second", [("state and result kept", "drain", JOBS)]),
+    Bars("jobs-enqueued", "Jobs enqueued one by one, per second",
+         "in SQLite and PostgreSQL on disk before the next, in Redis not; longer is better",
+         "jobs", "per_second", [("from one thread", "enqueue", JOBS)]),
+    Bars("jobs-latency", "From enqueue to the start of the handler, in milliseconds",
+         "median of the rounds, of a worker that is idle; shorter is better",
+         "jobs", "p50_ms", [("in another process", "latency", JOBS)]),
     Lines("queue-length", "One job drained from SQLite, by the length of the queue",
           "microseconds of processor time; lower is better", "jobs", "cpu_us", "jobs queued", [
               ("Ergon", [
