@@ -327,6 +327,10 @@ def test_certificates_are_read(file: Path) -> None:
     assert told == "1: zones.office: the certificate is that of zone 'plant'"
     (told,) = refusal(file, zone.replace('plant.key"', 'ca.key"'))
     assert told.startswith("1: zones.plant: ")
+    (told,) = refusal(file, zone.replace("certs/ca.pem", "certs/of-nobody.pem"))
+    assert told == "5: zones.plant.ca: there is no file 'certs/of-nobody.pem'"
+    (told,) = refusal(file, zone.replace("certs/ca.pem", "/etc/of-nobody.pem"))
+    assert told == "5: zones.plant.ca: there is no file '/etc/of-nobody.pem'", "as it was written"
 
 
 def test_a_zone_that_could_not_listen(file: Path) -> None:

@@ -75,11 +75,16 @@ def refuse_unreadable(**files: str | None) -> None:
     that is away, which is waited for; and some connect without the file, and do not say so.
     """
     for name, file in files.items():
-        if file and not (Path(file).is_file() and os.access(file, os.R_OK)):
+        if file and not is_readable_file(file):
             raise ConfigurationError(
                 f"the file of {name} cannot be read: {Path(file).absolute()}",
                 remedy="correct its name, or let this user read it",
             )
+
+
+def is_readable_file(path: str | Path) -> bool:
+    """Whether there is such a file, and not a folder, and this user may read it."""
+    return Path(path).is_file() and os.access(path, os.R_OK)
 
 
 def taken_apart(url: str, known: Sequence[str], forms: str, kept: str = "this") -> tuple[str, str]:

@@ -46,7 +46,7 @@ from ergon_framework.boundary.zone import little_room
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.ports.transfer import move_state_of, refuse_unusable
 from ergon_framework.storage.objectstore.urls import check_object_place, is_folder
-from ergon_framework.storage.urls import SQLITE, store_operand
+from ergon_framework.storage.urls import SQLITE, is_readable_file, store_operand
 
 _TLS = ("cert", "key", "ca")
 _EVERYWHERE = {"0.0.0.0", "::", "localhost"}  # noqa: S104 - to be told from, not to bind
@@ -99,11 +99,8 @@ def _check_zone(checking: SettingsCheck, zone: ZoneSetup) -> None:
     settings = zone.settings
     for key in (*_TLS, "policy"):
         path = getattr(settings, key)
-        if path is not None and not Path(path).is_file():
-            problem = f"there is no file {os.path.relpath(path, base_of(checking.settings))!r}"
-            checking.add_problem(
-                _written(checking, zone, key), problem, "paths start at the settings file"
-            )
+        if path is not None and not is_readable_file(path):
+            checking.add_problem(_written(checking, zone, key), *_missing(checking, Path(path)))
     for peer in settings.peers:
         with checking.collect("zones", zone.name, "peers", peer):
             check_peer(zone.name, settings, peer)
@@ -115,6 +112,16 @@ def _check_zone(checking: SettingsCheck, zone: ZoneSetup) -> None:
     if has_local_node(checking.settings, zone.name):
         _check_stores(checking, zone)
         _check_node(checking, zone)
+
+
+def _missing(checking: SettingsCheck, file: Path) -> tuple[str, str]:
+    """What is wrong with a file that a zone names, and what to do about it."""
+    if file.is_file():
+        return f"the file {file} cannot be read", "let this user read it"
+    shown = os.path.relpath(file, base_of(checking.settings))
+    if shown.startswith(os.pardir):  # it was written as a path of its own
+        return f"there is no file {str(file)!r}", "correct its name"
+    return f"there is no file {shown!r}", "paths start at the settings file"
 
 
 def _check_stores(checking: SettingsCheck, zone: ZoneSetup) -> None:
