@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
 import threading
 import time
@@ -108,6 +109,19 @@ def test_a_file_that_others_lock_is_opened_in_the_time_of_a_call(tmp_path: Path)
     assert len(rows(provider, "c")) == 1
     provider.close()
     store.close()
+
+
+def test_a_server_that_does_not_answer_keeps_no_other_store_closed() -> None:
+    """The calls of a process that go elsewhere do not wait for it."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"postgresql://nobody@127.0.0.1:{mute.getsockname()[1]}/work?connect_timeout=20"
+        waiting = threading.Thread(target=lambda: open_store(url).close())
+        waiting.start()
+        connection, _ = mute.accept()
+        with connection:
+            open_store("memory://").close()
+            assert waiting.is_alive(), "it was opened meanwhile"
+        waiting.join(WAIT_TIMEOUT)
 
 
 def test_it_is_told_when_it_is_built(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -47,6 +47,8 @@ class _SharedStore:
 
 
 _shared: dict[str, _SharedStore] = {}
+_turns: dict[str, threading.RLock] = {}
+"""Held while the store of a URL is opened."""
 _lock = threading.RLock()
 
 
@@ -109,13 +111,26 @@ def _found(store: str | ProviderStore, holder: object, *, is_kept: bool) -> Prov
     kind, rest = _parts_of(store)
     name = f"{kind}://{Path(path_in(rest)).absolute() if kind == 'sqlite' else rest}"
     with _lock:
-        shared = _shared.get(name)
-        if shared is None or shared.store.is_closed:
-            shared = _shared[name] = _SharedStore(_open(kind, rest, None))
-        shared.is_kept |= is_kept
-        if holder is not None:
-            shared.holders.add(holder)
-        return shared.store
+        turn = _turns.setdefault(name, threading.RLock())
+    # One opening of each store, and none of them in the way of another store: a server that does
+    # not answer is waited for.
+    with turn:
+        with _lock:
+            shared = _shared.get(name)
+            if shared is not None and not shared.store.is_closed:
+                return _used(shared, holder, is_kept=is_kept)
+        opened = _SharedStore(_open(kind, rest, None))
+        with _lock:
+            _shared[name] = opened
+            return _used(opened, holder, is_kept=is_kept)
+
+
+def _used(shared: _SharedStore, holder: object, *, is_kept: bool) -> ProviderStore:
+    """The store, and a note of who uses it; called with the lock."""
+    shared.is_kept |= is_kept
+    if holder is not None:
+        shared.holders.add(holder)
+    return shared.store
 
 
 def check_url(url: str) -> None:
@@ -171,9 +186,10 @@ def _open(
 
 
 def _after_fork() -> None:
-    """The thread that held the lock does not exist in the child."""
+    """The thread that held a lock does not exist in the child."""
     global _lock  # noqa: PLW0603 - a lock cannot be renewed in place
     _lock = threading.RLock()
+    _turns.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
