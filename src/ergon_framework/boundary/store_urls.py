@@ -234,7 +234,7 @@ def zone_moved(zone: str, settings: ZoneSettings, gone: Destination) -> ZoneMove
     else:
         program = gone.program
         url = program.old_line if program.is_undone else f"url = {toml_text(program.to)}"
-        line = f"{url} under [store] in {program.settings}"
+        line = f"{url} under [store] in {program.settings_file}"
         reopened = "this zone, and all else that was moved with it,"
         if program.is_undone:
             undo_when = " once that line is there"

@@ -35,6 +35,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
 import msgspec
@@ -657,6 +658,12 @@ class ProgramMove(msgspec.Struct, frozen=True):
     """Whether the old stores were opened again, and it is the new ones that are shut."""
 
     @property
+    def settings_file(self) -> str:
+        """Where a line under ``[store]`` is written: a script without settings gets such a file."""
+        path = Path(self.settings)
+        return self.settings if path.suffix == ".toml" else str(path.with_name("ergon.toml"))
+
+    @property
     def old_store(self) -> str:
         """The URL of the store that the program used before, without a password; empty: unknown."""
         for source in self.sources:
@@ -1036,7 +1043,7 @@ def _remedy(gone: Destination, source: str) -> str:
     undo = f"`{gone.undo_command(source)}`"
     if gone.program is not None:
         return (
-            f"work with that one: name it as url under [store] in {gone.program.settings}, and"
+            f"work with that one: name it as url under [store] in {gone.program.settings_file}, and"
             " start the program again; all parts of the program were moved together, and"
             f" {undo} lets this one be used again with all others, {gone.undo_condition}"
             f"{gone.login_hint}"

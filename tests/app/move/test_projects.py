@@ -174,6 +174,9 @@ def test_a_script_without_settings_is_moved_by_its_file(
     target = f"sqlite:///{tmp_path}/other.db"
     assert invoke(["move", str(store), "--to", target]) == 0
     assert f"Now write in a new file ergon.toml, beside {store}" in capsys.readouterr().out
+    with pytest.raises(StoreError) as refused, JobClient(f"sqlite:///{store}") as client:
+        client.enqueue("greet")
+    assert f"under [store] in {tmp_path / 'ergon.toml'}, and" in str(refused.value)
     monkeypatch.chdir(tmp_path)
     assert invoke(["move", "--to", target, "--dry-run"]) == 0
     below = tmp_path / "src" / "deep"

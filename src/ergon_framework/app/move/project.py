@@ -276,8 +276,8 @@ def _undone(program: ProgramMove, what: str) -> StoreError:
     return StoreError(
         f"{what} were shut when the old stores of {program.settings} were opened again, and the"
         " settings name the new store; nothing was changed",
-        remedy=f"write {program.old_line} under [store] in {program.settings}, then run the same"
-        f" command: `{program.command()}`{login_hint(program.to)}",
+        remedy=f"write {program.old_line} under [store] in {program.settings_file}, then run the"
+        f" same command: `{program.command()}`{login_hint(program.to)}",
         details={"program": program.settings},
     )
 
@@ -372,7 +372,7 @@ def _nothing_to_reopen(whole: ProgramMove) -> ConfigurationError:
     line = f"url = {toml_text(old)}" if old else "the url that was there before the move"
     return ConfigurationError(
         f"{whole.settings} names no store that was moved to {whole.to}",
-        remedy=f"write {line} under [store] in {whole.settings}, then run the same command:"
+        remedy=f"write {line} under [store] in {whole.settings_file}, then run the same command:"
         f" `{whole.command(reopens=True)}`",
     )
 

@@ -376,7 +376,7 @@ def _refuse_part_alone(source: FencedStore, asked: Asked) -> None:
         raise StoreError(
             f"{asked.source.name} is the copy, and was shut when the old stores of"
             f" {whole.settings} were opened again: those are the ones to work with",
-            remedy=f"write {whole.old_line} under [store] in {whole.settings}; with that line,"
+            remedy=f"write {whole.old_line} under [store] in {whole.settings_file}; with that line,"
             f" `{whole.command()}` moves all parts again and lets this one be used"
             f"{login_hint(whole.to)}",
             details={"program": whole.settings},
