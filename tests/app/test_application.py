@@ -464,6 +464,7 @@ def test_an_app_is_given_a_store_or_a_file(given: dict[str, Any], told: str) -> 
     ("given", "told"),
     [
         *(({"processes": each}, "processes must be a whole number") for each in (0, -1, "2", True)),
+        ({"processes": 2000}, "processes must be a whole number from 1 to 1024, not 2000"),
         ({"max_jobs_per_process": 0}, "max_jobs_per_process must be a whole number of 1 or more"),
         ({"max_memory_per_process": "1G"}, "max_memory_per_process must be a whole number"),
         ({"max_process_age": 0}, "max_process_age must be a number above 0, not 0"),

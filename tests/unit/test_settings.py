@@ -144,6 +144,14 @@ def test_a_task_has_its_policies_and_its_parts() -> None:
         ("tasks = 5\n", ":1: tasks: must be a table"),
         ('[tasks."a b"]\ntask = "m:C"\n', ":1: tasks.a b: must be a name of letters, digits"),
         ('[tasks.t]\ntask = "shop.Orders"\n', ":2: tasks.t.task: task must be written module:"),
+        (
+            TASK + "workers = 2000\n",
+            ":3: tasks.orders.workers: workers must be at most 1024, not 2000",
+        ),
+        (
+            '[executors.python]\ncommand = ["x"]\npool_size = 2000\n',
+            ":3: executors.python.pool_size: pool_size must be at most 1024, not 2000",
+        ),
         (TASK + "workers = 0\n", ":3: tasks.orders.workers: workers must be at least 1, not 0"),
         (TASK + "limit = 5\n", "did you mean 'consumer.loop.limit' or 'producer.loop.limit'?"),
         (TASK + "connectors = 5\n", "connectors must be a list"),

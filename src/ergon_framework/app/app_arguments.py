@@ -13,6 +13,7 @@ from types import FunctionType
 from typing import Any
 
 from ergon_framework.core.option_values import (
+    MAX_PROCESSES,
     count_flaw,
     number_flaw,
     or_none,
@@ -29,7 +30,7 @@ _FLAWS: dict[str, tuple[Callable[[Any], str], str]] = {
     "burst": (switch_flaw, "True"),
     "raises": (switch_flaw, "True"),
     "max_jobs": (or_none(count_flaw), "10_000"),
-    "processes": (or_none(count_flaw), "4"),
+    "processes": (or_none(partial(count_flaw, most=MAX_PROCESSES)), "4"),
     "max_jobs_per_process": (or_none(count_flaw), "1_000"),
     "max_memory_per_process": (or_none(count_flaw), "500_000_000"),
     "max_process_age": (or_none(partial(number_flaw, is_above=True)), "3600"),

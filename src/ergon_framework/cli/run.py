@@ -221,7 +221,9 @@ def run(
     workers: Annotated[
         int | None,
         typer.Option(
-            min=1, help="How many processes to start [default: as in the settings, or 1]."
+            min=1,
+            max=1024,
+            help="How many processes to start [default: as in the settings, or 1].",
         ),
     ] = None,
     limit: Annotated[

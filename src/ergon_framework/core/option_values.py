@@ -16,6 +16,8 @@ MAX_SHOWN = 60
 MAX_DIGITS = 30
 MAX_COUNT = 2**31 - 1
 """What an integer column of 32 bits holds; larger counts are mistakes."""
+MAX_PROCESSES = 1024
+"""Processes of one task or executor; more are a mistake that would stop the machine."""
 
 
 def shown(value: object) -> str:

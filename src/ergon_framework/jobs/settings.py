@@ -19,6 +19,7 @@ from pydantic import (
 from ergon_framework.core.claim import checked_version
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import JOB_RETRIES, JobRule
+from ergon_framework.core.option_values import MAX_PROCESSES
 from ergon_framework.core.retention import DAY, JobRetention, KeptFor
 from ergon_framework.core.retry import Backoff, RetryRule
 from ergon_framework.errors import ConfigurationError, JobError
@@ -348,7 +349,9 @@ class ExecutorSettings(SettingsModel):
     pass_env: Names = ("*",)
     pass_secrets: Names = ()
     cwd: str | None = None
-    pool_size: Count = Field(default_factory=lambda: min(os.cpu_count() or 1, 8))
+    pool_size: Annotated[Count, Field(le=MAX_PROCESSES)] = Field(
+        default_factory=lambda: min(os.cpu_count() or 1, 8)
+    )
     max_in_flight: Annotated[Count, Field(le=MAX_IN_FLIGHT)] = 1
     startup_grace: PositiveOrZero = 10.0
     response_limit: Annotated[Count, Field(ge=1024)] = 16 * 1024 * 1024

@@ -24,6 +24,7 @@ from pydantic import (
 
 from ergon_framework.app.settings.secrets import revealed
 from ergon_framework.connector.broker.registry import type_of_url
+from ergon_framework.core.option_values import MAX_PROCESSES
 from ergon_framework.ports.settings_model import (
     Count,
     CountOrZero,
@@ -108,7 +109,7 @@ class TaskSettings(SettingsModel):
     producer: Annotated[ProducerPolicy | None, OrNone] = None
     connectors: Names = ()
     services: Names = ()
-    workers: Count = 1
+    workers: Annotated[Count, Field(le=MAX_PROCESSES)] = 1
 
 
 class NamedPolicy(SettingsModel):
