@@ -326,7 +326,7 @@ def _handler_call(handler: str | None, args: str | None, kwargs: str | None) -> 
     )
 
 
-_EXAMPLES = {list: """'["a.png", 3]'""", dict: """'{"width": 3}'"""}
+_EXAMPLES: dict[type, str] = {list: """'["a.png", 3]'""", dict: """'{"width": 3}'"""}
 
 
 def _json_option(option: str, text: str, kind: type) -> Any:
