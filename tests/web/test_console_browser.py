@@ -189,6 +189,10 @@ def test_signing_in_to_send_a_job_back(chromium: Browser, tmp_path: Path) -> Non
         page.get_by_role("button", name="Requeue").click()
         assert "The job was sent back." in page.inner_text("main")
         page.get_by_role("button", name="Cancel").click()
+        padding = "element => getComputedStyle(element).paddingLeft"
+        leave = page.get_by_role("link", name="Leave it")
+        # As wide as the button beside it.
+        assert leave.evaluate(padding) == page.locator("button.danger").evaluate(padding)
         page.get_by_label("Reason").fill("a duplicate")
         page.get_by_role("button", name="Cancel 1 job").click()
         assert "a duplicate" in page.inner_text("main")

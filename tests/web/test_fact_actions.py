@@ -121,10 +121,13 @@ def test_what_is_offered(place: ZonePlace) -> None:
     client = place.signed_in()
     assert buttons.findall(client.get(zone).text) == ["release", "discard"]
     assert buttons.findall(client.get(ITEM).text) == ["discard", "release"]
-    form(client, "release", sure="yes")
-    assert buttons.findall(client.get(ITEM).text) == ["discard"]
-    form(client, "discard", sure="yes")
-    assert buttons.findall(client.get(ITEM).text) == []
+    assert "What helps" in client.get(ITEM).text
+    released = form(client, "release", sure="yes").text
+    assert buttons.findall(released) == ["discard"]
+    assert "What helps" not in released
+    discarded = form(client, "discard", sure="yes").text
+    assert buttons.findall(discarded) == []
+    assert "Nothing is left to do: it is discarded." in discarded
 
 
 def test_what_is_refused(place: ZonePlace) -> None:
