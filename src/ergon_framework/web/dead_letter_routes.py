@@ -1,4 +1,4 @@
-"""``/api/v1/dead-letters``: jobs and provider calls that were given up, the newest first."""
+"""``/api/v1/dead-letters``: dead-lettered jobs and provider calls, the newest first."""
 
 from __future__ import annotations
 
@@ -38,11 +38,13 @@ from ergon_framework.web.responses import (
 from ergon_framework.web.schemas import DeadLetterItem
 
 WAITING = (LetterStatus.PENDING, LetterStatus.PUBLISHED, LetterStatus.REDRIVE)
-"""What a listing shows: letters with which something is still to be done."""
+"""The states in which something is still to be done with a dead letter; a listing shows
+only these.
+"""
 
 
 class LetterCursor(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """Where a page of letters ended."""
+    """The place at which a page of dead letters ended."""
 
     at: Annotated[datetime, msgspec.Meta(tz=True)]
     id: str
@@ -56,7 +58,9 @@ def letters_page(
     *,
     is_whole: bool,
 ) -> list[tuple[LetterCursor, dict[str, Any]]]:
-    """Letters that wait, the newest first, each with its place; only whole ones have payloads."""
+    """One page of waiting letters, the newest first, each with its place. Only whole letters have
+    payloads.
+    """
     places = _places(source, reason, after, limit)
     if not places:
         return []
@@ -72,8 +76,9 @@ def letters_page(
 def find_letter(
     source: ProviderBackend, letter_id: str, *, is_whole: bool
 ) -> dict[str, Any] | None:
-    """One letter, whatever has become of it; None when there is none."""
-    found = [] if "\0" in letter_id else _letters(source, [letter_id])  # no database takes that
+    """One letter in any state. None when there is none."""
+    # No database takes such an id.
+    found = [] if "\0" in letter_id else _letters(source, [letter_id])
     return letter_document(found[0], shows_payload=is_whole) if found else None
 
 
@@ -95,7 +100,7 @@ Kind = Literal["job", "provider"]
 
 
 class LettersParams(QueryParams):
-    """Which of them."""
+    """A filter of dead letters."""
 
     kind: Kind | None = Field(None, description="Only jobs, or only provider calls.")
     reason: str | None = Field(None, description="Only those that failed with this code.")
@@ -105,14 +110,14 @@ class LettersParams(QueryParams):
 
 
 class _Place(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Where a page ended in each of the two lists."""
+    """The places at which a page ended in each of the two lists."""
 
     job: Place | None = None
     call: LetterCursor | None = None
 
 
 class _Found(msgspec.Struct):
-    """One item, when it was made, and where it stands in its list."""
+    """One item, when it was made, and its place in its list."""
 
     at: str
     view: dict[str, Any]
@@ -120,7 +125,7 @@ class _Found(msgspec.Struct):
 
 
 def dead_letter_routes(pool: BackendPool) -> APIRouter:
-    """The routes about what was given up."""
+    """The routes about dead letters."""
     router = APIRouter(prefix="/api/v1/dead-letters", tags=["dead letters"])
 
     @router.get("", summary="What was given up", response_model=Page[DeadLetterItem])
@@ -148,7 +153,7 @@ def dead_letter_routes(pool: BackendPool) -> APIRouter:
     async def show_dead(
         request: Request, letter_id: str, asked: Annotated[JobParams, Query()]
     ) -> Response:
-        """Everything about it."""
+        """Everything about one dead letter."""
         letter_id = named(letter_id, asked.id)
         is_whole = pool.shows_payloads and asked.payloads
         found = await _call(pool, letter_id, is_whole) or await _job(pool, letter_id, is_whole)
@@ -185,7 +190,9 @@ async def _jobs(pool: BackendPool, asked: LettersParams, place: _Place) -> list[
 
 
 async def _calls(pool: BackendPool, asked: LettersParams, place: _Place) -> list[_Found]:
-    """Of all stores together; a place in their common order is one in each of them."""
+    """The letters of all stores together. A place in their common order is a place in
+    each of them.
+    """
     if asked.kind == "job":
         return []
     is_whole = pool.shows_payloads and asked.payloads
@@ -195,7 +202,7 @@ async def _calls(pool: BackendPool, asked: LettersParams, place: _Place) -> list
         return [_Found(view["occurred_at"], view, where) for where, view in found]
 
     stores = pool.backends.providers.items()
-    # Each store gives a whole page: the newest letters of all may be in one of them.
+    # Each store returns a whole page, because the newest letters of all may be in one of them.
     pages = [await pool.call(part, partial(look, source)) for part, source in stores]
     return list(merge(*pages, key=lambda each: (each.place.at, each.place.id), reverse=True))
 

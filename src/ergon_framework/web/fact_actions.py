@@ -1,4 +1,4 @@
-"""What may be done to a fact that a zone has set aside. The audit log tells of each."""
+"""The actions on facts that a zone has set aside. Each is recorded in the audit log."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ MOST_ITEM = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class FactAction:
-    """One thing that can be done to a fact that was set aside."""
+    """One action on a fact that was set aside."""
 
     name: str
-    """The word of the terminal and of the API."""
+    """The name in the terminal and in the API."""
     audited_as: str
     method: str
-    """What the node of the zone is asked for."""
+    """The method of the zone's node."""
     title: str
     done: str
     consequence: str
     states: tuple[str, ...]
-    """The states of the facts that it is for."""
+    """The states of facts to which it applies."""
     is_final: bool = False
 
 
@@ -69,12 +69,12 @@ FACT_ACTIONS = {
 
 
 def fact_actions_for(state: str) -> list[FactAction]:
-    """What can be done to a fact in such a state."""
+    """The actions that a state allows."""
     return [each for each in FACT_ACTIONS.values() if state in each.states]
 
 
 def fact_target(zone: str, item: int) -> str:
-    """What the audit log calls a fact that was set aside."""
+    """The target in the audit log of a fact that was set aside."""
     return f"{zone}/{item}"
 
 
@@ -90,7 +90,7 @@ def listed_fact(source: ZoneBackend, item: int) -> dict[str, Any]:
 
 
 class FactActions:
-    """Does them, in the threads of the zone."""
+    """Carries the actions out, in the threads of the zone."""
 
     def __init__(self, pool: BackendPool) -> None:
         self._pool = pool
@@ -103,7 +103,9 @@ class FactActions:
     async def settle(
         self, action: FactAction, zone: str, item: int, actor: str, reason: str = ""
     ) -> dict[str, Any]:
-        """Do it; the fact as it stands then. The journal of the zone gets the actor, too."""
+        """Do one action. Returns the fact as it is then. The journal of the zone records the actor,
+        too.
+        """
         why = checked_reason(reason)
         said = f"by {actor}: {why}" if why else f"by {actor}"
         change = partial(_settle, self._pool.zone(zone), action, item, said)

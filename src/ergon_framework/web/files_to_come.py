@@ -1,8 +1,8 @@
-"""Stores whose files are not there yet: pages show them as empty, and say so.
+"""Stores whose files do not exist yet: pages show them as empty, and say so.
 
-A server is often started before the first job is stored. Programs are told by the API that such a
-store does not answer, as it may be a mistake; people read what makes it. A file that was there
-since the server started and is gone is away for both.
+A server is often started before the first job is stored. The API tells programs that such a store
+does not answer, because it may be a mistake. Pages tell people what will make it. A file that
+existed since the server started, and is gone, is away for both.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from ergon_framework.storage.urls import file_of
 from ergon_framework.web.backends import Backend, Backends, JobBackend, ProviderBackend
 
 TO_COME = "not_there_yet"
-"""How pages call the state of such a store."""
+"""The state of such a store, as pages call it."""
 
 
 class FileToCome:
-    """A file that may not be there yet."""
+    """A file that may not exist yet."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
         self._was_there = False
 
     def is_to_come(self) -> bool:
-        """Whether it was never there since the server started, and can be made."""
+        """Whether it never existed since the server started, and can be made."""
         if self._file is None or self._was_there:
             return False
         try:
             self._was_there = self._file.exists() or self._file.is_symlink()
             return not self._was_there and self._file.absolute().parent.is_dir()
-        except OSError:  # a folder that may not be entered, say: asking the store says why
+        except OSError:  # For example a folder that may not be entered: asking the store says why.
             return False
 
 
 class JobsToCome(JobBackend):
-    """A job store that is empty for as long as its file was never there. Only for reading."""
+    """A job store that is empty while its file has never existed. For reading only."""
 
     def __init__(self, inner: JobBackend) -> None:
         super().__init__(inner.setup)
@@ -60,13 +60,13 @@ class JobsToCome(JobBackend):
 
     @contextmanager
     def writing(self, *, makes_tables: bool = False) -> Iterator[JobClient]:
-        """As the store itself: what is not there cannot be changed."""
+        """Like the store itself: what does not exist cannot be changed."""
         with self._inner.writing(makes_tables=makes_tables) as client:
             yield client
 
 
 class CallsToCome(ProviderBackend):
-    """The same for a store of provider calls."""
+    """A store of provider calls that is empty while its file has never existed."""
 
     def __init__(self, inner: ProviderBackend) -> None:
         self._inner = inner
@@ -91,13 +91,13 @@ class CallsToCome(ProviderBackend):
         return self._inner.opened()
 
     def check(self) -> None:
-        """Raise ``StoreError`` unless the store can be read, or is still to come."""
+        """Raise ``StoreError`` unless the store can be read, or does not exist yet."""
         if not self.file.is_to_come():
             self._inner.check()
 
 
 def for_pages(backends: Backends) -> Backends:
-    """The same stores, as pages show them."""
+    """The same stores, in the form that pages show."""
     return replace(
         backends,
         jobs=None if backends.jobs is None else JobsToCome(backends.jobs),
@@ -106,5 +106,5 @@ def for_pages(backends: Backends) -> Backends:
 
 
 def is_to_come(backend: Backend | None) -> bool:
-    """Whether a part is a store whose file is not there yet."""
+    """Whether a backend is a store whose file does not exist yet."""
     return isinstance(backend, JobsToCome | CallsToCome) and backend.file.is_to_come()

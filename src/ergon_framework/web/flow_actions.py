@@ -1,4 +1,4 @@
-"""What people and programs may do to a flow; the audit log tells of each."""
+"""The actions of people and programs on a flow. Each is recorded in the audit log."""
 
 from __future__ import annotations
 
@@ -45,29 +45,29 @@ from ergon_framework.web.job_routes import Place
 from ergon_framework.web.responses import cursor_place, cursor_text, page
 
 SECONDS = 3.0
-"""For the steps of a flow, of which there may be very many; workers do the rest."""
+"""Seconds for the steps of a flow, of which there may be very many; workers do the rest."""
 MOST_SIGNALS = 20
-"""Signals of a flow that are looked at."""
+"""How many signals of a flow are read."""
 _STEPS_LOOKED_AT = 10_000
 _MOST_NAME = 255
 PURGED = "purged"
-"""How the API calls a flow that is gone."""
+"""The state that the API gives a deleted flow."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlowAction:
-    """One thing that can be done to a flow."""
+    """One action on a flow."""
 
     name: str
-    """The word of the terminal and of the API."""
+    """The name in the terminal and in the API."""
     audited_as: str
     title: str
     done: str
     consequence: str
     event: FlowEvent | None
-    """What happens to the flow; None for one that is deleted."""
+    """The event that it is for the flow. None for deleting it."""
     asks_first: bool = False
-    """Whether it cannot be undone."""
+    """Whether a person must confirm it, because it cannot be undone."""
 
 
 FLOW_ACTIONS = {
@@ -114,7 +114,7 @@ FLOW_ACTIONS = {
 
 
 def flow_actions_for(status: FlowStatus, state: FlowState) -> list[FlowAction]:
-    """What can be done to a flow that stands so."""
+    """The actions that the state of a flow allows."""
     return [each for each in FLOW_ACTIONS.values() if _is_possible(each, status, state)]
 
 
@@ -129,7 +129,7 @@ def _is_possible(action: FlowAction, status: FlowStatus, state: FlowState) -> bo
 
 
 def flow_document(source: JobBackend, flow_id: str) -> dict[str, Any]:
-    """One flow for programs: how it stands and why, and what can be done."""
+    """One flow for programs: its state and the reasons, and what can be done."""
     with source.opened() as client:
         flow = found_flow(client.store, flow_id)
         return {
@@ -154,7 +154,7 @@ def flows_document(
 
 
 def signals_of(flow: Flow, store: FullJobStore) -> list[str]:
-    """The signals that steps of a flow wait for, or will when they are reached."""
+    """The signals that steps of a flow wait for, or will wait for when they are reached."""
     if flow.status.is_final or flow.status.is_stopping:
         return []
     named = dict.fromkeys(islice(_signals(plan_tree(flow), _STEPS_LOOKED_AT), MOST_SIGNALS))
@@ -167,7 +167,7 @@ def signals_of(flow: Flow, store: FullJobStore) -> list[str]:
 
 
 def _signals(tree: Any, most: int) -> Iterator[str]:
-    """The signals of a plan, of which not every part is looked at."""
+    """The signals of a plan, of which not every part is read."""
     left = [tree]
     for _ in range(most):
         if not left:
@@ -183,14 +183,14 @@ def _signals(tree: Any, most: int) -> Iterator[str]:
 
 
 class FlowActions:
-    """Does them, in the threads of the job store."""
+    """Carries the actions out, in the threads of the job store."""
 
     def __init__(self, actions: JobActions, ticks: Callable[[], float] = monotonic) -> None:
         self._actions = actions
         self._ticks = ticks
 
     async def change(self, action: FlowAction, flow_id: str, actor: str, reason: str = "") -> str:
-        """Do it; the state of the flow then, or ``purged`` for one that is gone."""
+        """Do one action. Returns the state of the flow then, or ``purged`` for a deleted flow."""
         change, why = partial(_change, action, flow_id, self._ticks), checked_reason(reason)
         return await self._actions.recorded(actor, action.audited_as, flow_id, why, change)
 
@@ -201,7 +201,7 @@ class FlowActions:
     async def signal(
         self, flow_id: str, name: str, value: Any, actor: str, reason: str = ""
     ) -> str:
-        """Complete the step that waits for a signal; the state of the flow then."""
+        """Complete the step that waits for a signal. Returns the state of the flow then."""
 
         def send(client: JobClient) -> str:
             limit = client.settings.max_payload

@@ -1,4 +1,4 @@
-"""``/api/v1/flows``: which there are, how one stands, and what an operator may do to it."""
+"""``/api/v1/flows``: lists flows, shows one, and carries out an operator's actions on it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ergon_framework.web.schemas import FlowChanged, FlowList, FlowOne
 
 
 class FlowsParams(QueryParams):
-    """Which flows."""
+    """A filter of flows."""
 
     status: list[FlowStatus] = Field([], description="Only in these states; may be repeated.")
     limit: Limit = 100
@@ -39,7 +39,7 @@ class FlowsParams(QueryParams):
 
 
 class SignalBody(QueryParams):
-    """A signal that a step waits for."""
+    """A signal for a step that waits for it."""
 
     name: str = Field(min_length=1, max_length=255, description="The name of the signal.")
     value: Any = Field(None, description="The result of the step.")
@@ -47,7 +47,7 @@ class SignalBody(QueryParams):
 
 
 def flow_routes(pool: BackendPool) -> APIRouter:
-    """The routes about flows, those that change one included."""
+    """The routes about flows, including those that change one."""
     actions = FlowActions(JobActions(pool))
     router = APIRouter(prefix="/api/v1/flows", tags=["flows"])
     bearer = [Depends(HTTPBearer(auto_error=False))]
@@ -60,7 +60,7 @@ def flow_routes(pool: BackendPool) -> APIRouter:
 
     @router.get("/{flow_id:path}", summary="One flow", response_model=FlowOne, responses=MISSING)
     async def show_flow(flow_id: str) -> Response:
-        """How it stands, why, what can be done, and which signals it waits for."""
+        """Its state and the reasons, what can be done, and the signals that it waits for."""
         look = partial(flow_document, pool.jobs(), flow_id)
         return json_response(await pool.call("jobs", look))
 
@@ -72,7 +72,7 @@ def flow_routes(pool: BackendPool) -> APIRouter:
         dependencies=bearer,
     )
     async def signal(flow_id: str, asked: SignalBody, actor: Operator) -> Response:
-        """One that comes before its step is reached is kept for it."""
+        """A signal that comes before its step is reached is kept for the step."""
         status = await actions.signal(flow_id, asked.name, asked.value, actor, asked.reason)
         return json_response({"id": flow_id, "action": "signal", "status": status})
 

@@ -1,4 +1,6 @@
-"""What people and programs may do to jobs: one, or all that match. The audit log tells of each."""
+"""The actions of people and programs on one job, or on all that match. Each is recorded in the
+audit log.
+"""
 
 from __future__ import annotations
 
@@ -29,24 +31,26 @@ from ergon_framework.web.job_routes import JobsParams, search_for
 from ergon_framework.web.responses import InvalidParameterError
 
 MOST_AT_ONCE = 10_000
-"""Jobs that one request changes: it has its time. The same request goes on with the rest."""
+"""How many jobs one request changes, because its time is limited. The same request again continues
+with the rest.
+"""
 DELETED = "deleted"
-"""How the API calls the state of a job that is gone."""
+"""The state that the API gives a deleted job."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing that can be done to jobs."""
+    """One action on jobs."""
 
     name: str
     title: str
     done: str
     statuses: tuple[JobStatus, ...]
-    """The states of the jobs that it is for."""
+    """The states of jobs to which it applies."""
     consequence: str
     asks_first: bool = False
-    """Whether one job is enough to be asked about: it cannot be undone."""
+    """Whether a person must confirm it even for one job, because it cannot be undone."""
     is_for_many: bool = True
 
 
@@ -91,12 +95,14 @@ ACTIONS = {
 
 
 def actions_for(status: str) -> list[Action]:
-    """What can be done to a job in such a state."""
+    """The actions that a state of a job allows."""
     return [each for each in ACTIONS.values() if status in {s.value for s in each.statuses}]
 
 
 def actions_for_all(statuses: list[JobStatus]) -> list[Action]:
-    """What can be done to all jobs of a list: only where it is narrowed to states that allow it."""
+    """The actions on all jobs of a list: only if the filter is limited to states that
+    allow them.
+    """
     if not statuses:
         return []
     fitting = [each for each in ACTIONS.values() if each.is_for_many]
@@ -104,18 +110,18 @@ def actions_for_all(statuses: list[JobStatus]) -> list[Action]:
 
 
 class JobActions:
-    """Does them, in the threads of the job store."""
+    """Carries the actions out, in the threads of the job store."""
 
     def __init__(self, pool: BackendPool) -> None:
         self._pool = pool
 
     async def change_one(self, action: Action, job_id: str, actor: str, reason: str = "") -> str:
-        """Do it to one job; the state it is in then, and ``deleted`` for one that is gone."""
+        """Do one action on one job. Returns its state then, and ``deleted`` for a deleted job."""
         change = partial(_change, action, job_id, actor, checked_reason(reason))
         return await self.recorded(actor, action.name, job_id, reason, change)
 
     async def edit(self, job_id: str, edit: JobEdit, actor: str) -> EnqueuedJob:
-        """Send a dead-lettered job back with other arguments; the id of the new job."""
+        """Send a dead-lettered job back with other arguments. Returns the id of the new job."""
 
         def change(client: JobClient) -> EnqueuedJob:
             why, name = edit.reason, edit.new_id
@@ -126,7 +132,7 @@ class JobActions:
         return await self.recorded(actor, EDIT, job_id, checked_reason(edit.reason), change)
 
     async def pause(self, queue: str, actor: str, *, is_paused: bool) -> None:
-        """Let no job of a queue be started, or let them be started again; what runs goes on."""
+        """Start no more jobs of a queue, or start them again. Jobs that run go on."""
 
         def change(client: JobClient) -> None:
             client.store.set_queue(name("queue", queue), is_paused=is_paused)
@@ -138,7 +144,7 @@ class JobActions:
         await self.recorded(actor, action, "", what, change, makes_tables=True)
 
     async def fire(self, schedule: str, actor: str) -> str:
-        """Enqueue the job of a schedule now, beside its fires; the id of the job."""
+        """Enqueue the job of a schedule now, besides its fires. Returns the id of the job."""
 
         def change(client: JobClient) -> str:
             return client.schedules.run(schedule).id
@@ -208,7 +214,7 @@ class JobActions:
         reason: str = "",
         limit: int = MOST_AT_ONCE,
     ) -> int:
-        """Do it to all that match, up to a bound; how many.
+        """Do one action on all jobs that match, up to a bound. Returns how many.
 
         ``chosen`` is the filter in words, for the audit log.
         """
@@ -226,7 +232,7 @@ class JobActions:
         *,
         makes_tables: bool = False,
     ) -> T:
-        """Do something with an entry in the audit log before it; what it answers."""
+        """Do something with an entry in the audit log before it. Returns its result."""
         source = self._pool.jobs()
 
         def do() -> T:
@@ -237,7 +243,7 @@ class JobActions:
 
 
 def search_of(action: Action, asked: JobsParams) -> Search:
-    """The jobs that a filter chooses, of those that the action is for."""
+    """The jobs that a filter chooses, among those that the action applies to."""
     statuses = [each for each in asked.status or action.statuses if each in action.statuses]
     if not statuses:
         raise InvalidParameterError(
@@ -260,7 +266,7 @@ def _change(action: Action, job_id: str, by: str, reason: str, client: JobClient
         return DELETED
     try:
         return client.status(job_id).value
-    except JobNotFoundError:  # it was changed, and somebody deleted it since
+    except JobNotFoundError:  # It was changed, and somebody has deleted it since.
         return DELETED
 
 

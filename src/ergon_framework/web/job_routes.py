@@ -40,13 +40,13 @@ from ergon_framework.web.responses import (
 from ergon_framework.web.schemas import JobItem, JobWhy, QueueItem, ScheduleItem, WorkerItem
 
 Place = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""Where a page of jobs ended."""
+"""The place at which a page of jobs ended."""
 
 _CONTENT = ("args", "kwargs", "result")
 
 
 class JobsParams(QueryParams):
-    """Which jobs."""
+    """A filter of jobs."""
 
     status: list[JobStatus] = Field([], description="Only in these states; may be repeated.")
     queue: str | None = Field(None, description="Only of this queue.")
@@ -78,7 +78,7 @@ JobNamed = Annotated[str, Depends(job_named)]
 
 
 class JobParams(QueryParams):
-    """How much of a job."""
+    """Which parts of a job are wanted."""
 
     id: Id = None
     payloads: Payloads = False
@@ -100,7 +100,7 @@ def job_routes(pool: BackendPool) -> APIRouter:
         look = partial(jobs_page, source, search, asked.limit, is_whole=is_whole)
         return json_response(await pool.call("jobs", look))
 
-    # An id may have slashes in it, so that the longer path must come first.
+    # An id may contain slashes, so the longer path must come first.
     @router.get(
         "/{job_id:path}/why",
         summary="Why a job is where it is",
@@ -108,14 +108,14 @@ def job_routes(pool: BackendPool) -> APIRouter:
         responses=MISSING,
     )
     async def explain(job_id: JobNamed) -> Response:
-        """In plain sentences, from what is recorded."""
+        """Sentences that say why a job is in its state."""
         return json_response(await pool.call("jobs", partial(_why, pool.jobs(), job_id)))
 
     @router.get("/{job_id:path}", summary="One job", response_model=JobItem, responses=MISSING)
     async def show_job(
         request: Request, job_id: str, asked: Annotated[JobParams, Query()]
     ) -> Response:
-        """Everything about a job, its history included."""
+        """Everything about a job, including its history."""
         source, job_id = pool.jobs(), named(job_id, asked.id)
         is_whole = pool.shows_payloads and asked.payloads
         if is_whole:
@@ -128,7 +128,7 @@ def job_routes(pool: BackendPool) -> APIRouter:
 
 
 def _listed(asked: JobsParams) -> str:
-    """Which arguments are looked at, for the audit log."""
+    """Which arguments somebody looks at, for the audit log."""
     left_out = {"limit", "cursor", "payloads"}
     given = asked.model_dump(mode="json", exclude=left_out, exclude_defaults=True)
     chosen = "; ".join(f"{name}={value}" for name, value in given.items())
@@ -136,7 +136,7 @@ def _listed(asked: JobsParams) -> str:
 
 
 def search_for(asked: JobsParams, below: int | None) -> Search:
-    """The search that the parameters describe; one with a wrong value is named."""
+    """The search that the parameters describe. An error names the parameter that is wrong."""
     found = Search(statuses=tuple(asked.status), below=below)
     given = {
         "queue": asked.queue,
@@ -147,13 +147,13 @@ def search_for(asked: JobsParams, below: int | None) -> Search:
         "since": asked.since,
         "until": asked.until,
     }
-    # One by one: the error of search_of does not say which parameter it is about.
+    # One by one, because the error of search_of does not say which parameter it is about.
     for field, value in given.items():
         try:
             found = search_of(found, {field: value})
         except JobError as error:
             name = "tag" if field == "tags" else field
-            # Not the text of the error: it may repeat what was sent.
+            # Not the text of the error, which may repeat what was sent.
             raise InvalidParameterError(
                 name, "is not what it must be", error.remedy or "leave it out"
             ) from error
@@ -178,9 +178,9 @@ def found_jobs(client: JobClient, search: Search, most: int) -> list[Job]:
 def shown_job(
     client: JobClient, job: Job, *, is_whole: bool, workers: Sequence[WorkerRecord] = ()
 ) -> dict[str, Any]:
-    """A job as plain values; only a whole one has what was sent and what came back.
+    """A job as plain values. Its arguments and result are included only if they are wanted.
 
-    ``workers`` know how far a running job is.
+    ``workers`` have the progress of running jobs.
     """
     view = job_view(job, client.settings, workers)
     left_out = () if is_whole else _CONTENT
@@ -188,13 +188,13 @@ def shown_job(
 
 
 def workers_of(client: JobClient, jobs: Sequence[Job]) -> Sequence[WorkerRecord]:
-    """The workers, if one of the jobs runs: they know how far it is."""
+    """The workers, if one of the jobs runs, because they know its progress."""
     is_any_running = any(job.status is JobStatus.ACTIVE for job in jobs)
     return client.store.workers() if is_any_running else ()
 
 
 def jobs_page(source: JobBackend, search: Search, limit: int, *, is_whole: bool) -> dict[str, Any]:
-    """One page of the jobs that match, as ``/api/v1/jobs`` answers."""
+    """One page of the jobs that match, as ``/api/v1/jobs`` returns it."""
     with source.opened() as client:
         found = found_jobs(client, search, limit + 1)
         shown = found[:limit]
@@ -218,7 +218,7 @@ def _why(source: JobBackend, job_id: str) -> dict[str, Any]:
 
 
 def why_of(source: JobBackend, client: JobClient, job: Job) -> list[str]:
-    """Why a job is where it is, in plain sentences."""
+    """Sentences that say why a job is in its state."""
     store = client.store
     return explain_job(
         job,
@@ -236,14 +236,14 @@ Rows = list[dict[str, Any]]
 
 
 class ListParams(QueryParams):
-    """How much of a list."""
+    """Which part of a list is wanted."""
 
     limit: Limit = 100
     cursor: Cursor = None
 
 
 class QueuesParams(ListParams):
-    """Which queues."""
+    """A filter of queues."""
 
     prefix: str = Field("", description="Only with names that begin so.")
 
@@ -264,26 +264,26 @@ def admin_routes(pool: BackendPool) -> APIRouter:
 
     @router.get("/queues", summary="Queues, by name", response_model=Page[QueueItem])
     async def queues(asked: Annotated[QueuesParams, Query()]) -> Response:
-        """Every queue that has jobs or limits; each state is counted up to a bound."""
+        """Every queue that has jobs or limits. Each state is counted up to a bound."""
         after = "" if asked.cursor is None else cursor_place(asked.cursor, str)
         look = partial(_queues, pool.jobs(), asked.prefix, after, asked.limit)
         return json_response(await pool.call("jobs", look))
 
     @router.get("/schedules", summary="Schedules, by name", response_model=Page[ScheduleItem])
     async def schedules(asked: Annotated[ListParams, Query()]) -> Response:
-        """Every schedule that a worker has stored."""
+        """Every schedule in the store."""
         return await listed(_schedules, "name", asked)
 
     @router.get("/workers", summary="Workers, by id", response_model=Page[WorkerItem])
     async def workers(asked: Annotated[ListParams, Query()]) -> Response:
-        """Those that told of themselves."""
+        """The workers with a heartbeat."""
         return await listed(_workers, "id", asked)
 
     return router
 
 
 def by_name(rows: Rows, key: str, limit: int, after: str | None) -> dict[str, Any]:
-    """One page of a list that is read as a whole, in the order of a name."""
+    """One page of a list that is read as a whole and ordered by name."""
     rows = sorted(rows, key=lambda row: str(row[key]))
     left = rows if after is None else [row for row in rows if row[key] > after]
     shown = left[:limit]
@@ -293,7 +293,7 @@ def by_name(rows: Rows, key: str, limit: int, after: str | None) -> dict[str, An
 def queues_page(
     client: JobClient, prefix: str, after: str, limit: int
 ) -> tuple[list[Queue], str | None]:
-    """The next queues by name, and the name behind which to go on, if there are more."""
+    """The next queues by name, and the name after which the next page begins, if there are more."""
     names = client.store.queue_names(prefix=prefix, after=after, limit=limit + 1)
     shown = names[:limit]
     found = client.store.look_at_queues(shown, most=bound_for(len(shown)))

@@ -1,9 +1,9 @@
 """``/metrics`` in the text format of Prometheus: jobs, providers and zones.
 
-A store that cannot be read is counted as an error, and the others are still exposed. Of the store
-that cannot be read, only counters and histograms are exposed, with their last values: a family that
-two stores share must not go down. The number of series of a family is bounded, as names of queues
-and consumers are not.
+A store that cannot be read is counted as an error, and the others are still exposed. Counters and
+histograms of the store that cannot be read keep their last values, because a family that two stores
+share must not go down; its gauges are left out. The number of series of a family is bounded,
+because the names of queues and consumers are not.
 """
 
 from __future__ import annotations
@@ -55,17 +55,20 @@ logger = logging.getLogger("ergon.web")
 
 
 MAX_SERIES = 1000
-"""Series of one family. Users choose names of queues, consumers and providers without a limit."""
+"""How many series one family may have. Users choose names of queues, consumers and providers
+without a limit.
+"""
 MAX_LABEL = 200
-"""Characters of a label's value."""
+"""How many characters the value of a label may have."""
 SCRAPE_TIMEOUT = 4.0
-"""Seconds that one part may take once it has answered. A scraper that waits for longer misses the
-other parts as well. The first answer takes a connection, and may take the time of any request.
+"""Seconds that one backend may take once it has answered before. A scraper that waits longer would
+miss the other backends as well. The first answer opens a connection, and may take the time of any
+request.
 """
 
 
 def exposed(families: Iterable[Exposed]) -> str:
-    """Everything, and how many series had to be left out."""
+    """All metrics, and how many series had to be left out."""
     found: list[Exposed] = []
     left_out = 0
     for family in merged(families):
@@ -76,16 +79,17 @@ def exposed(families: Iterable[Exposed]) -> str:
 
 
 def _cut(family: Exposed) -> Exposed:
-    # Twice the same, for type checkers: the series of the two classes have different types.
+    # The same twice, for type checkers: the series of the two classes have different types.
     if isinstance(family, Family):
         return replace(family, series=list(family.series)[:MAX_SERIES])
     return replace(family, series=list(family.series)[:MAX_SERIES])
 
 
 def merged(families: Iterable[Exposed]) -> list[Exposed]:
-    """Each family once, with the series of all that have its name, in their order.
+    """Each family once, with all series of its name, in their order.
 
-    What has the same labels is added up: two stores may know calls of the same provider.
+    Series with the same labels are added up, because two stores may have calls of the same
+    provider.
     """
     found: dict[str, Exposed] = {}
     for each in families:
@@ -122,7 +126,7 @@ def _key(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def job_metrics(source: JobBackend, counters: JobCounters) -> list[Exposed]:
-    """The metrics of jobs, from one look at their store."""
+    """The metrics of jobs, from one read of their store."""
     with source.opened() as client:
         now = client.store.now()
         queues, workers = client.store.queues(), client.store.workers()
@@ -143,7 +147,8 @@ def job_metrics(source: JobBackend, counters: JobCounters) -> list[Exposed]:
 
 
 def _of_queues(queues: Sequence[Queue], now: float) -> list[Family]:
-    # Taken out of the loops: there may be 10,000 queues, and the value of a member is slow to read.
+    # Taken out of the loops: there may be 10,000 queues, and the value of an enum member is slow to
+    # read.
     failed = JobStatus.FAILED.value
     return [
         Family("ergon_jobs", "gauge", "Jobs in the store, by queue and status.", _jobs_in(queues)),
@@ -164,9 +169,9 @@ def _of_queues(queues: Sequence[Queue], now: float) -> list[Family]:
 
 
 def _jobs_in(queues: Sequence[Queue]) -> list[Series]:
-    """Jobs by queue and status; those of queues that have no room are counted together."""
+    """The jobs by queue and status. Queues beyond the bound are counted together."""
     statuses = [each.value for each in JobStatus]
-    room = MAX_SERIES // (len(statuses) + 1)  # the further one is that of unreadable rows
+    room = MAX_SERIES // (len(statuses) + 1)  # One more, for unreadable rows.
     own, others = _parted(queues, room)
     counted = [(queue.name, queue.counts) for queue in own]
     if others:
@@ -175,7 +180,7 @@ def _jobs_in(queues: Sequence[Queue]) -> list[Series]:
             for status, number in queue.counts.items():
                 together[status] += number
         counted.append((OTHERS, together))
-    # Zeros as well, so that no series vanishes with the last job in its state.
+    # Zeros as well, so that no series disappears with the last job in its state.
     found: list[Series] = [
         ({"queue": name, "status": status}, counts.get(status, 0))
         for name, counts in counted
@@ -190,7 +195,7 @@ def _jobs_in(queues: Sequence[Queue]) -> list[Series]:
 
 
 def _worst(queues: Sequence[Queue], of: Callable[[Queue], float]) -> list[Series]:
-    """A number by queue; of queues that have no room, the greatest."""
+    """A number by queue. For the queues beyond the bound together, it is the greatest."""
     own, others = _parted(queues, MAX_SERIES)
     found: list[Series] = [({"queue": queue.name}, of(queue)) for queue in own]
     if others:
@@ -199,7 +204,7 @@ def _worst(queues: Sequence[Queue], of: Callable[[Queue], float]) -> list[Series
 
 
 def _parted(queues: Sequence[Queue], room: int) -> tuple[Sequence[Queue], Sequence[Queue]]:
-    """The queues that have series of their own, the first by name, and all others."""
+    """The queues that have series of their own, which are the first by name, and all others."""
     if len(queues) <= room:
         return queues, ()
     return queues[: room - 1], queues[room - 1 :]
@@ -233,7 +238,9 @@ def _of_missing(missing: Sequence[Named], now: float) -> Family:
 
 
 def _of_missing_handlers(missing: Sequence[Named], queues: Sequence[Queue], now: float) -> Family:
-    """One that was never seen is missing for as long as the oldest job of its queues waits."""
+    """A handler that was never seen is missing for as long as the oldest job of its
+    queues waits.
+    """
     since = {queue.name: queue.oldest_due_at for queue in queues} if missing else {}
     found = []
     for each in missing:
@@ -274,8 +281,8 @@ _OUTCOMES = ("succeeded", "failed", "dead_lettered")
 
 
 def provider_metrics(source: ProviderBackend, counters: CallCounters) -> list[Exposed]:
-    """The metrics of provider calls in one store; none where it has no tables."""
-    # Also an error that is none of the store's: counters must know that the first minute was
+    """The metrics of provider calls in one store; none if it has no tables."""
+    # Also for an error that is not the store's: counters must know that the first minute was
     # missed.
     try:
         return _of_providers(source, counters)
@@ -470,11 +477,11 @@ def _gauge(name: str, text: str, series: list[Series]) -> Family:
 
 
 class MetricQuestion(NamedTuple):
-    """What is asked of one part."""
+    """One query to one backend."""
 
     ask: Callable[[], Sequence[Exposed]]
     known: Callable[[], Sequence[Exposed]] = tuple
-    """What is exposed from the last answer, while the part does not answer."""
+    """What is exposed from the last answer while the backend does not answer."""
 
 
 Questions = dict[str, MetricQuestion]
@@ -492,7 +499,9 @@ def metric_routes(pool: BackendPool) -> APIRouter:
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
     async def metrics() -> Response:
-        """In its text format. A part that does not answer has `ergon_part_up` 0."""
+        """The metrics, in the text format of Prometheus. A backend that does not answer has
+        `ergon_part_up` 0.
+        """
         text = exposed(await scraper.families())
         return Response(text, headers=NO_STORE, media_type=MEDIA_TYPE)
 
@@ -500,7 +509,7 @@ def metric_routes(pool: BackendPool) -> APIRouter:
 
 
 class _Scraper:
-    """Asks all parts at once, and knows what each has answered before. Lives on an event loop."""
+    """Queries all backends at once, and keeps what each answered last. Lives on an event loop."""
 
     def __init__(self, pool: BackendPool) -> None:
         self._pool = pool
@@ -510,7 +519,9 @@ class _Scraper:
         self._answered: set[str] = set()
 
     async def families(self) -> list[Exposed]:
-        """What is exposed of all parts; of one that does not answer, what was known of it."""
+        """The families of all backends. For one that does not answer, those that are known from
+        before.
+        """
         answers = await asyncio.gather(*map(self._answer_or_none, self._questions))
         found = dict(zip(self._questions, answers, strict=True))
         families = [
@@ -524,13 +535,13 @@ class _Scraper:
         try:
             return await self._answer(part)
         except Exception as error:
-            if not isinstance(error, BackendUnavailableError):  # that one is in the log already
+            if not isinstance(error, BackendUnavailableError):  # That error is in the log already.
                 logger.warning("the metrics of %s cannot be told: %s", part, describe(error))
             self._errors[part] += 1
             return None
 
     async def _answer(self, part: str) -> Sequence[Exposed]:
-        """What a part answers in time. It is not asked again while it is busy with a question."""
+        """The answer of a backend, in time. It is not queried again while a query is under way."""
         # A scrape that gave up leaves its task behind, and the next one waits for the same answer.
         # A task of another event loop, as a test client makes for each request, cannot be awaited
         # here.
@@ -549,8 +560,8 @@ class _Scraper:
 
 
 def _heard(task: asyncio.Task[Any]) -> None:
-    """Retrieve the exception of a task that is not awaited any more; asyncio would log it
-    otherwise.
+    """Retrieve the exception of a task that is not awaited any more, because asyncio
+    would log it.
     """
     if not task.cancelled():
         task.exception()

@@ -1,8 +1,8 @@
 """What every request passes before a route: the access log, authentication, and limits.
 
-Callers with a token are answered; where there is no token, callers on this machine. Forms of the
-console and posts to the jobs of the API are the only requests that may change something. The size
-of a request, its time, and how many are answered at once are bounded.
+Callers with a token are answered; without tokens, callers on this machine. Only forms of the
+console and posts to the API may change anything. The size of a request, its time, and the number of
+requests at once are bounded.
 """
 
 from __future__ import annotations
@@ -38,43 +38,47 @@ CONSOLE = "/console"
 """The path of the console; all its pages are below it."""
 SIGN_IN = f"{CONSOLE}/sign-in"
 EVENTS = f"{CONSOLE}/events"
-"""A stream for as long as a page is open: it has no end in time, and is bounded by number there."""
+"""The path of the event stream. It lasts as long as its page is open, and is bounded by the number
+of streams instead.
+"""
 _FOR_ALL = (SIGN_IN, f"{CONSOLE}/static/")
 CALLER = "ergon.caller"
-"""The key in the scope for the name of a known caller; absent for an unknown one."""
+"""The key in the scope for the name of a known caller. Absent for an unknown one."""
 ROLE = "ergon.role"
-"""The key in the scope for what a known caller may do."""
+"""The key in the scope for the role of a known caller."""
 HAS_HEADER = "ergon.has_header"
-"""The key in the scope for whether a header has a token: a page elsewhere cannot send that."""
+"""The key in the scope for whether a header has a token, which a page of another site
+cannot send.
+"""
 PROXIED = "ergon.proxied"
-"""The key in the scope of somebody whom the proxy has signed in."""
+"""The key in the scope for a person whom the proxy has signed in."""
 LOCAL = "local"
-"""What a caller on this machine is called."""
+"""The name of a caller on this machine."""
 
 
 def caller_of(scope: Scope) -> str:
-    """The name of who asks, for what tells of it."""
+    """The name of the caller, for logs."""
     return str(scope.get(CALLER, "somebody"))
 
 
 @dataclass(frozen=True, slots=True)
 class AuthRules:
-    """What it takes to be let in."""
+    """The rules by which requests are let in."""
 
     tokens: Tokens | None = None
     names: Collection[str] | None = None
-    """Which names of this server a request may use, besides those of loopback; None: any."""
+    """The names of this server that a request may use, besides those of loopback. None: any."""
     probes_open: bool = True
     sessions: Sessions | None = None
-    """Those of browsers; None: nobody can sign in."""
+    """The sessions of browsers. None: nobody can sign in."""
     roles: CallerRoles = field(default_factory=CallerRoles)
-    """What holders of tokens may do."""
+    """The roles of the holders of tokens."""
     proxy: ProxyLogin | None = None
-    """A proxy that says who asks; then nobody is known by being on this machine."""
+    """A proxy that identifies people. With it, nobody is identified by being on this machine."""
 
 
 class Authentication:
-    """Lets requests through that may be answered, and refuses others."""
+    """Lets requests in by the rules, and refuses others."""
 
     def __init__(self, app: ASGIApp, rules: AuthRules) -> None:
         self._app = app
@@ -82,12 +86,13 @@ class Authentication:
         self._names = {name.lower().rstrip(".") for name in rules.names or ()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it; events that are no requests are passed on."""
+        """Pass a request on, or refuse it. Events that are no requests are passed on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        # Before who asks: a browser that was led here brings along whatever its user may do.
+        # Before the caller is identified: a browser that another site sent here brings along
+        # everything that its user may do.
         refused = self._foreign(headers)
         if refused is None:
             try:
@@ -100,11 +105,15 @@ class Authentication:
         await (self._app if refused is None else refused)(scope, receive, send)
 
     def _foreign(self, headers: Headers) -> Response | None:
-        """A page elsewhere can send a browser here under a name of its own; not under ours."""
+        """Whether the request uses a host name that is not one of this server's.
+
+        A page of another site can send a browser here under a name of its own, but not under one of
+        these.
+        """
         if self._rules.names is None:
             return None
         given = headers.getlist("host")
-        # Two Host headers: which of them a proxy looked at is not known.
+        # Two Host headers: which of them a proxy has checked is not known.
         name = _name_in(given[0]) if len(given) == 1 else ""
         if name and (is_loopback(name) or name in self._names):
             return None
@@ -116,11 +125,12 @@ class Authentication:
         )
 
     def _identify(self, scope: Scope, headers: Headers) -> bool:
-        """Note in the scope who asks; whether that is known."""
+        """Record in the scope who asks. Returns whether that is known."""
         proxy, tokens = self._rules.proxy, self._rules.tokens
         client = scope.get("client")
         told = None
-        if proxy is not None:  # also of one who shows a token: a header that is false is refused
+        # Also for a request with a token: one with a forged header is refused.
+        if proxy is not None:
             told = proxy.identity(None if client is None else client[0], headers)
         shown = None if tokens is None else self._by_token(tokens, headers)
         if shown is not None:
@@ -142,7 +152,7 @@ class Authentication:
         return caller if scheme.lower() == "bearer" else None
 
     def _session(self, headers: Headers) -> str | None:
-        """Who has signed in with this browser; a header Authorization goes before its cookie."""
+        """The session of the browser. A header Authorization takes precedence over its cookie."""
         if self._rules.sessions is None or "authorization" in headers:
             return None
         cookie = cookie_parser(headers.get("cookie", "")).get(COOKIE)
@@ -186,9 +196,9 @@ class Authentication:
 
 
 def route_path(scope: Scope) -> str:
-    """The path below where this application is mounted, if it is mounted in another one.
+    """The path below the place where this application is mounted, if it is mounted in another one.
 
-    A proxy may have taken that off the path, and ``/ops`` is no part of ``/opsroom``.
+    A proxy may have removed that place from the path, and ``/ops`` is no part of ``/opsroom``.
     """
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path[len(root) :] if path == root or path.startswith(f"{root}/") else path
@@ -202,19 +212,19 @@ def _is_page(scope: Scope, headers: Headers) -> bool:
 
 
 def _name_in(host: str) -> str:
-    """A host without its port, and without the brackets of an IPv6 address."""
+    """A host without its port, and an IPv6 address without its brackets."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     return name.lower().rstrip(".")
 
 
 class AccessLog:
-    """Logs who asked for which path, without the query, which names tenants."""
+    """Logs who requested which path, without the query, which may name tenants."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and write down how it was answered."""
+        """Pass a request on, and log its response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -229,20 +239,23 @@ class AccessLog:
         try:
             await self._app(scope, receive, noting)
         finally:
-            path = scope["raw_path"].decode("latin-1")  # still quoted: it cannot steer a terminal
+            # Still percent-encoded, so it cannot control a terminal.
+            path = scope["raw_path"].decode("latin-1")
             who = caller_of(scope)
             spent = 1000 * (monotonic() - begun)
             logger.info("%s %s %d %.0f ms for %s", scope["method"], path, status, spent, who)
 
 
 MAX_HEAD = 16 * 1024
-"""Bytes of a request before its body."""
+"""How many bytes a request may have before its body."""
 MAX_BODY = 64 * 1024
-"""Bytes of a body; only forms of the console and posts to the API have one that is read."""
+"""How many bytes a body may have. Only forms of the console and posts to the API have one that is
+read.
+"""
 MAX_EDIT_BODY = 2 * 1024 * 1024
-"""Bytes of a body with the arguments of a job, or the value of a signal."""
+"""How many bytes a body with the arguments of a job, or the value of a signal, may have."""
 EDIT = "edit-and-requeue"
-"""The last part of the path at which the API takes the arguments of a job."""
+"""The last part of the paths at which the API takes the arguments of a job."""
 EDIT_FORM = f"{CONSOLE}/edit/"
 """The path of a form with the arguments of a job."""
 JOBS_API, FLOWS_API = "/api/v1/jobs/", "/api/v1/flows/"
@@ -252,22 +265,22 @@ CHANGING = (
     FLOWS_API,
     *(f"/api/v1/{each}/" for each in ("queues", "schedules", "boundary")),
 )
-"""What the paths begin with at which something can be changed."""
+"""The beginnings of the paths at which something can be changed."""
 SIGNAL = "/signal"
-"""The last part of the path at which the API takes the value of a signal."""
+"""The last part of the paths at which the API takes the value of a signal."""
 _METHODS = "GET, HEAD"
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """The bounds of a server."""
+    """The limits of a server."""
 
     requests: int = 64
     seconds: float = 10.0
 
 
 class RequestLimiter:
-    """Answers within its bounds, or says why not."""
+    """Handles requests within the limits, or refuses them."""
 
     def __init__(self, app: ASGIApp, limits: RequestLimits) -> None:
         self._app = app
@@ -276,7 +289,7 @@ class RequestLimiter:
         self._left: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on as a GET, or refuse it; events that are no requests are passed on."""
+        """Pass a request on as a GET, or refuse it. Events that are no requests are passed on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -287,7 +300,7 @@ class RequestLimiter:
         elif route_path(scope) == EVENTS:
             await self._app(scope, receive, answer.send)
         else:
-            # Routes declare GET alone; of a HEAD, _Answer leaves the body out.
+            # Routes declare GET only; ``_Answer`` leaves out the body of a HEAD.
             method = "POST" if scope["method"] == "POST" else "GET"
             await self._bounded({**scope, "method": method}, receive, answer)
 
@@ -302,14 +315,14 @@ class RequestLimiter:
             remedy = {"remedy": f"send at most {MAX_HEAD} bytes of path, query and headers"}
             return error_response(431, "too_large", "the head of the request is too large", remedy)
         length, most = Headers(scope=scope).get("content-length", "0"), _most(scope)
-        # Cut before it is read as a number: thousands of digits would take long.
+        # Cut before it is read as a number, because thousands of digits would take long.
         if not length.isdecimal() or int(length[:20]) > most:
             remedy = {"remedy": f"send at most {most} bytes, or use ergon jobs edit"}
             if scope["method"] != "POST":
                 remedy = {"remedy": "send no body"}
             closing = {"Connection": "close"}
             return error_response(413, "too_large", "the body is too large", remedy, closing)
-        # Probes are always answered: a busy server must not be restarted for it.
+        # Probes are always answered, because a busy server must not be restarted for being busy.
         if self._running >= self._limits.requests and route_path(scope) not in (*PROBES, EVENTS):
             return _later(
                 "too_busy", f"the server is busy: {self._running} requests are being answered"
@@ -317,41 +330,44 @@ class RequestLimiter:
         return None
 
     async def _bounded(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
-        """The answer in time. What a thread still does then cannot be stopped, and goes on."""
+        """The response, in time. What a thread still does afterwards cannot be stopped, and goes
+        on.
+        """
         task = asyncio.ensure_future(self._app(scope, receive, answer.send))
         task.add_done_callback(self._ended)
-        # Held until it is done: the event loop holds tasks only weakly.
+        # Referenced until it is done, because the event loop holds tasks only weakly.
         self._left.add(task)
         self._running += 1
         try:
             await asyncio.wait({task}, timeout=self._limits.seconds)
         finally:
-            # Also of one that is too late: its thread may hang for long, and others are to be
-            # answered.
+            # Also for a task that is too late: its thread may hang for long, and others need the
+            # place.
             self._running -= 1
-            if not task.done():  # too late, or the server stops
+            if not task.done():  # It is too late, or the server stops.
                 # Set before it is cancelled: what it still sends must not follow the refusal.
                 answer.is_late = True
                 task.cancel()
         if not answer.is_late:
-            await task  # what it raised is for the server's log
-        # Begun, it can only be cut off; a second status would be read as part of the body.
+            await task  # What it raised is for the server's log.
+        # A response that has begun can only be cut off: a second status would be read as part of
+        # the body.
         elif answer.status == 0:
             await self._late(scope)(scope, receive, answer.really_send)
 
     def _late(self, scope: Scope) -> Response:
-        if scope["method"] == "POST":  # whoever sends it again may do it twice
+        if scope["method"] == "POST":  # Whoever sends the request again may do the action twice.
             return answer_of(UnknownOutcomeError())
         return _later("timeout", f"no answer within {self._limits.seconds:g} s")
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._left.discard(task)
         if not task.cancelled():
-            task.exception()  # read it, or asyncio warns: its waiter has it, or has left
+            task.exception()  # Read, or asyncio warns. Its caller has the exception, or has left.
 
 
 class _Answer:
-    """What goes to the caller: no body when only the head was asked for, nothing when too late."""
+    """The response to one request: without a body for a HEAD, and nothing when it is too late."""
 
     def __init__(self, send: Send, *, is_head: bool) -> None:
         self._send = send
@@ -360,12 +376,12 @@ class _Answer:
         self.status = 0
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer."""
+        """Send a part of the response."""
         if not self.is_late:
             await self.really_send(message)
 
     async def really_send(self, message: Message) -> None:
-        """Send it, late or not."""
+        """Send it even if it is late."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
         elif self._is_head and message["type"] == "http.response.body":
@@ -374,7 +390,9 @@ class _Answer:
 
 
 def _may_change(scope: Scope) -> bool:
-    """Whether this may be a form of the console or a post to the API: its length is told."""
+    """Whether the request may be a form of the console or a post to the API, with its
+    length given.
+    """
     has_length = any(name == b"content-length" for name, _ in scope["headers"])
     path = route_path(scope)
     return scope["method"] == "POST" and path.startswith(CHANGING) and has_length

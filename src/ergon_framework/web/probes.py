@@ -24,19 +24,19 @@ _UNREADY: dict[int | str, dict[str, Any]] = {503: REFUSALS[503]}
 
 
 class Probe(BaseModel):
-    """That all is well."""
+    """The answer of a probe."""
 
     status: Literal["live", "ready"]
 
 
 def probe_routes(pool: BackendPool, prefix: str = "") -> APIRouter:
-    """Both probes."""
+    """The routes of both probes."""
     router = APIRouter(prefix=prefix, tags=["probes"])
     readiness = _ReadinessCheck(pool)
 
     @router.get("/live", summary="Whether the process answers", response_model=Probe)
     async def live() -> Response:
-        """Yes, as long as it does."""
+        """Answers as long as the server runs."""
         return json_response({"status": "live"})
 
     @router.get(
@@ -46,7 +46,7 @@ def probe_routes(pool: BackendPool, prefix: str = "") -> APIRouter:
         responses=_UNREADY,
     )
     async def ready(request: Request) -> Response:
-        """Whether everything can be told; which part cannot is for callers who may read it."""
+        """Whether all backends answer. Only callers who may read are told which one does not."""
         away = await readiness.away()
         if not away:
             return json_response({"status": "ready"})
@@ -59,18 +59,18 @@ def probe_routes(pool: BackendPool, prefix: str = "") -> APIRouter:
 
 
 class _ReadinessCheck:
-    """Checks all parts; probes that come meanwhile share the result."""
+    """Checks all backends. Probes that arrive meanwhile share the result."""
 
     def __init__(self, pool: BackendPool) -> None:
         self._pool = pool
         self._task: asyncio.Task[dict[str, str]] | None = None
 
     async def away(self) -> dict[str, str]:
-        """The parts that do not answer, each with the code of what is wrong."""
+        """The backends that do not answer, each with its error code."""
         task = self._task
         if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
             task = self._task = asyncio.ensure_future(self._look())
-        # Shielded: others wait for the same check when the caller of this probe leaves.
+        # Shielded: other probes wait for the same check when the caller of this one leaves.
         return await asyncio.shield(task)
 
     async def _look(self) -> dict[str, str]:

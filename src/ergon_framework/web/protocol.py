@@ -21,17 +21,20 @@ from ergon_framework.web.middleware import MAX_HEAD
 from ergon_framework.web.responses import error_response
 
 REQUEST_TIMEOUT = 10.0
-"""Seconds for a whole request to arrive, counted from the connection or from the last answer."""
+"""Seconds within which a whole request must arrive, counted from the connection or the last
+response.
+"""
 MAX_CONNECTIONS = 500
-"""Connections open at the same time; fewer where the process may open fewer than twice as many
-files."""
-# The client still has to send something: a head, or the rest of a body.
+"""How many connections may be open at the same time; fewer if the process may open fewer than twice
+as many files.
+"""
+# The client still has to send a head, or the rest of a body.
 _INCOMPLETE = (h11.IDLE, h11.SEND_BODY)
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What the clients of one server may use."""
+    """The limits for the clients of one server."""
 
     request_timeout: float = REQUEST_TIMEOUT
     max_connections: int = MAX_CONNECTIONS
@@ -39,8 +42,8 @@ class ConnectionLimits:
     def allowed_connections(self) -> int:
         """``max_connections``, or half of the files that the process may open, if that is less.
 
-        The other half is left for the stores. Asked for each connection, because an operator can
-        change the limit of a running process.
+        The other half is left for the stores. It is computed for each connection, because an
+        operator can change the limit of a running process.
         """
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if files == resource.RLIM_INFINITY:
@@ -52,10 +55,10 @@ DEFAULT_LIMITS = ConnectionLimits()
 
 
 class LimitedProtocol(H11Protocol):
-    """uvicorn's protocol with a request timeout, a connection limit and the errors of our API."""
+    """uvicorn's protocol with a request timeout, a connection limit and the errors of this API."""
 
     waits_since: float | None = None
-    """Since when the rest of a request is waited for; None while a request is answered."""
+    """Since when it waits for the rest of a request. None while a request is handled."""
     _timer: asyncio.TimerHandle | None = None
 
     def __init__(
@@ -71,7 +74,7 @@ class LimitedProtocol(H11Protocol):
         self._limits = limits
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept a connection; with too many open, end one that waits for a request."""
+        """Accept a connection. If too many are open, close one that waits for a request."""
         super().connection_made(transport)
         self._watch_request()
         if len(self.connections) > self._limits.allowed_connections():
@@ -93,9 +96,11 @@ class LimitedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse a request that is not HTTP, or whose head is too long, and close."""
-        # uvicorn says the same of a head that is too long and of one that is not HTTP; only the
-        # bytes that were not read tell them apart.
+        """Refuse a request that is not HTTP, or whose head is too long, and close the
+        connection.
+        """
+        # uvicorn reports a head that is too long like one that is not HTTP; only the unread bytes
+        # tell them apart.
         waiting, _ = self.conn.trailing_data
         if len(waiting) > MAX_HEAD and self.conn.their_state is h11.ERROR:
             message, remedy = (
@@ -111,7 +116,7 @@ class LimitedProtocol(H11Protocol):
         """Start the timer while a request is incomplete; stop it when the request is complete."""
         if self.conn.their_state not in _INCOMPLETE or self.transport.is_closing():
             self._stop_timer()
-        # A timer that runs goes on: a client that sends one byte at a time gains no time by it.
+        # A running timer goes on: a client that sends one byte at a time gains no time by it.
         elif self._timer is None:
             self.waits_since = self.loop.time()
             self._timer = self.loop.call_later(self._limits.request_timeout, self._time_out)
@@ -127,17 +132,18 @@ class LimitedProtocol(H11Protocol):
         if self.transport.is_closing():
             return
         if self.conn.their_state is h11.SEND_BODY:
-            # The application reads this body already and may have begun an answer: a 408 would
-            # come in the middle of it. An aborted transport tells the application as well.
+            # The application already reads this body and may have begun a response, so a 408 would
+            # come in the middle of it. Aborting the transport tells the application as well.
             self.transport.abort()
             return
         message = "the request did not come in time"
         self._refuse(408, "Request Timeout", "request_timeout", message, "send it again")
 
     def _make_room(self) -> None:
-        """End the connection that has waited longest, of the client with most such connections.
+        """Close the connection that has waited longest, of the client with most waiting
+        connections.
 
-        Connections with a request under way are never ended; without a waiting one the new
+        Connections with a request under way are never closed. Without a waiting one, the new
         connection is refused.
         """
         waiting = [

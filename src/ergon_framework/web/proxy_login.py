@@ -1,8 +1,7 @@
-"""Who asks, as a proxy in front says that signs people in: by OpenID Connect, for example.
+"""Identifies people by the headers of a proxy that signs them in, by OpenID Connect for example.
 
-What the proxy says stands in headers, and anybody can send headers. They are taken from the
-addresses of the proxy alone; from anywhere else a request with one of them is refused, and the log
-tells of it.
+Anybody can send headers, so they are accepted only from the addresses of the proxy. A request from
+another address that has one of these headers is refused and logged.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from ergon_framework.web.tokens import CallerRole, CallerRoles
 logger = logging.getLogger("ergon.web.audit")
 MAX_NAME = 200
 MAX_GROUPS = 1000
-"""Groups of one person; a header with more is refused."""
+"""How many groups one person may have. A header with more is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyIdentity:
-    """Somebody whom the proxy has signed in."""
+    """A person whom the proxy has signed in."""
 
     name: str
     role: CallerRole
@@ -42,9 +41,10 @@ class ProxyLogin:
         self._roles = CallerRoles(frozenset(settings.operators), frozenset(settings.admins))
 
     def identity(self, address: str | None, headers: Headers) -> ProxyIdentity | None:
-        """Whom the proxy names; None where it names nobody. NotAllowedError for what it cannot say.
+        """The person whom the proxy names. None if it names nobody. NotAllowedError for a malformed
+        header.
 
-        ``address`` is that of the peer of the connection, whatever headers say.
+        ``address`` is that of the connection's peer, whatever headers say.
         """
         if self._user not in headers and self._groups not in headers:
             return None
@@ -76,7 +76,7 @@ class ProxyLogin:
     def _is_trusted(self, address: str | None) -> bool:
         try:
             found = ip_address(address or "")
-        except ValueError:  # behind a Unix socket nobody knows who called
+        except ValueError:  # Behind a Unix socket the address of the caller is unknown.
             return False
         mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
         known = mapped or found
@@ -84,7 +84,7 @@ class ProxyLogin:
 
 
 def _only(headers: Headers, name: str) -> str:
-    """The one header of that name: of two, one may be what the caller had sent."""
+    """The single header of that name. Of two headers, one may be what the caller had sent."""
     given = headers.getlist(name)
     if len(given) > 1:
         raise NotAllowedError(

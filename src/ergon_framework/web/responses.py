@@ -1,4 +1,4 @@
-"""JSON responses, the one shape of errors with a status for each kind, and pagination."""
+"""JSON responses: the one form of errors, with a status for each kind, and pagination."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ logger = logging.getLogger("ergon.web")
 
 NO_STORE = {"Cache-Control": "no-store"}
 RETRY_AFTER = 5
-"""Seconds after which asking again is worth it when a store does not answer."""
+"""Seconds after which a caller may ask again when a store does not answer."""
 
 
 def json_response(body: Any) -> Response:
-    """What was asked for."""
+    """The response with what was asked for."""
     return Response(msgspec.json.encode(body), 200, NO_STORE, "application/json")
 
 
@@ -56,39 +56,39 @@ def error_response(
     details: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
-    """Why a request was not answered."""
+    """The response that says why a request was refused or failed."""
     body = {"code": code, "message": message, "details": dict(details or {})}
     return JSONResponse(body, status, {**NO_STORE, **(headers or {})})
 
 
 def unavailable(code: str, message: str, details: Mapping[str, Any] | None = None) -> JSONResponse:
-    """Something does not answer now, and may later."""
+    """The response for something that does not answer now and may answer later."""
     remedy = {"remedy": f"ask again in {RETRY_AFTER} seconds"}
     headers = {"Retry-After": str(RETRY_AFTER)}
     return error_response(503, code, message, {**remedy, **(details or {})}, headers)
 
 
 Problem = ProviderHealthError
-"""The shape as OpenAPI publishes it."""
+"""The form of errors as OpenAPI publishes it."""
 
 CURSOR_REMEDY = "send the next_cursor of the page before, with the same filters"
 _PROBLEMS = {"missing": "missing", "extra_forbidden": "there is no such parameter"}
 
 
 class ResourceNotFoundError(ErgonError, LookupError):
-    """What was asked for is not there."""
+    """What was asked for does not exist."""
 
     code = "not_found"
 
 
 class NotAllowedError(ErgonError):
-    """Who asks may not do that."""
+    """The caller may not do that."""
 
     code = "not_permitted"
 
 
 class InvalidParameterError(ErgonError, ValueError):
-    """A parameter cannot be understood."""
+    """A parameter has a wrong value."""
 
     code = "invalid_request"
 
@@ -107,7 +107,7 @@ WRONG_TABLES = (
     "its tables are not those of this version, or some are gone: the log of the server says which;"
     " ergon db upgrade brings older ones up to date"
 )
-"""What helps where asking again does not."""
+"""The remedy where asking again does not help."""
 _REFUSALS = {
     StoreReadOnlyError.code: "the log of the server says which right it lacks, or where the store"
     " was moved to",
@@ -115,11 +115,11 @@ _REFUSALS = {
     StoreBrokenError.code: "the log of the server says what broke",
     StoreUnsafeError.code: "the log of the server says whose files these are",
 }
-"""What helps where a store answers, and does not do what it was asked."""
+"""The remedies where a store answers and does not do what was asked."""
 
 
 def refusal_of(code: str) -> tuple[str, str]:
-    """What a part does that failed with a code, and what helps; nothing where it is asked again."""
+    """The code and remedy of a backend that failed; nothing where asking again may help."""
     if code == StoreSchemaError.code:
         return "does not answer", WRONG_TABLES
     return ("refuses that", _REFUSALS[code]) if code in _REFUSALS else ("does not answer", "")
@@ -137,7 +137,7 @@ class BackendUnavailableError(ErgonError):
 
 
 class UnreadableAnswerError(BackendUnavailableError):
-    """A store answers, but the row or the payload of the job that was asked for cannot be read."""
+    """A store answers, but the row or the payload of the wanted job cannot be read."""
 
     def __init__(self, part: str, code: str) -> None:
         remedy = "list such jobs with ergon jobs unreadable; the log of the server says why"
@@ -146,7 +146,7 @@ class UnreadableAnswerError(BackendUnavailableError):
 
 
 class LateAnswerError(BackendUnavailableError):
-    """What a page shows was not there in time; which part was late is not known."""
+    """The content of a page was not ready in time. Which backend was slow is unknown."""
 
     def __init__(self, seconds: float) -> None:
         ErgonError.__init__(self, f"no answer within {seconds:g} s")
@@ -154,7 +154,7 @@ class LateAnswerError(BackendUnavailableError):
 
 
 class UnknownOutcomeError(BackendUnavailableError):
-    """What was to be done may be done all the same: whoever asks again may do it twice."""
+    """The action may have been done all the same: a caller that asks again may do it twice."""
 
     def __init__(self, title: str = "the job store", what: str = "the job") -> None:
         ErgonError.__init__(
@@ -166,7 +166,7 @@ class UnknownOutcomeError(BackendUnavailableError):
 
 
 class NodeAwayError(BackendUnavailableError):
-    """The node of a zone is not up, and nobody else may change the zone."""
+    """The node of a zone is not running, and nobody else may change the zone."""
 
     def __init__(self, part: str, zone: str) -> None:
         remedy = f"start it, such as with ergon run --all or ergon boundary serve --zone {zone}"
@@ -176,7 +176,7 @@ class NodeAwayError(BackendUnavailableError):
 
 
 class StateConflictError(ErgonError):
-    """What was asked for is there, and its state does not allow it."""
+    """What was asked for exists, but its state does not allow the action."""
 
     code = "wrong_state"
 
@@ -207,7 +207,7 @@ CHANGES: dict[int | str, dict[str, Any]] = {
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Let an application answer failures in our shape."""
+    """Make an application answer failures in this form."""
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _wrong_input)
     app.add_exception_handler(ErgonError, _known_error)
@@ -222,7 +222,7 @@ _STORE = re.compile(r" --store (?:'[^']*'(?:\"'\"'[^']*')*|[\w@%+=:,./-]+)")
 
 
 def _without_store(document: dict[str, Any]) -> dict[str, Any]:
-    """An error whose commands name no store: its URL has a host or a file, and it is known here."""
+    """An error whose commands do not name the store, because its URL contains a host or a file."""
     remedy = document["details"].get("remedy")
     if isinstance(remedy, str):
         document["details"] = {**document["details"], "remedy": _STORE.sub("", remedy)}
@@ -230,7 +230,7 @@ def _without_store(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def answer_of(error: ErgonError) -> JSONResponse:
-    """What a caller is told of a failure."""
+    """The response for a failure."""
     document = _without_store(error.to_dict())
     if isinstance(error, BackendUnavailableError):
         return unavailable(**document)
@@ -242,7 +242,8 @@ def answer_of(error: ErgonError) -> JSONResponse:
         return error_response(403, **document)
     if isinstance(error, JobStateError | DuplicateJobError | StateConflictError):
         return error_response(409, **document)
-    if isinstance(error, JobError):  # what was asked for cannot be: a wrong argument, say
+    # The request cannot be fulfilled, for example because of a wrong argument.
+    if isinstance(error, JobError):
         return error_response(422, **document)
     if isinstance(error, AuditError):
         return unavailable(**document)
@@ -254,9 +255,10 @@ def answer_of(error: ErgonError) -> JSONResponse:
 
 
 async def _refused(_request: Request, error: Any) -> Response:
-    """Also for paths that are not there."""
+    """The same for paths that do not exist."""
     status = HTTPStatus(error.status_code)
-    if status == HTTPStatus.BAD_REQUEST:  # as FastAPI says of bytes that are no text
+    # The message that FastAPI gives for bytes that are no text.
+    if status == HTTPStatus.BAD_REQUEST:
         fault = InvalidParameterError("json", "cannot be read", "send JSON in UTF-8", where="body")
         return answer_of(fault)
     remedy = {"remedy": "/openapi.json tells what there is"}
@@ -266,7 +268,7 @@ async def _refused(_request: Request, error: Any) -> Response:
 
 
 async def _wrong_input(_request: Request, error: Any) -> Response:
-    """What is wrong and where; never what was sent."""
+    """What is wrong and where, but never the value that was sent."""
     problems = {
         ".".join(map(str, each["loc"])): _PROBLEMS.get(each["type"], each["msg"])
         for each in error.errors()
@@ -278,14 +280,14 @@ async def _wrong_input(_request: Request, error: Any) -> Response:
 
 
 async def failed(_request: Request, _error: Exception) -> Response:
-    """The answer where something went wrong that nobody has foreseen."""
+    """The response for an error that nobody has foreseen."""
     return error_response(500, "internal", "the server failed; its log says how")
 
 
 T = TypeVar("T")
 
 MAX_PAGE = 1000
-"""Items in one page."""
+"""How many items one page may have."""
 _LISTS = frozenset({"metadata", "status", "tag"})
 """Parameters that may be repeated."""
 
@@ -304,13 +306,13 @@ Payloads = Annotated[
 
 
 class QueryParams(BaseModel):
-    """Query parameters; one that is misspelt is refused."""
+    """Query parameters. A misspelt one is refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def given_once(request: Request) -> None:
-    """Refuse a parameter that is given twice: it is not clear which one was meant."""
+    """Refuse a parameter that is given twice, because it is unclear which value was meant."""
     given = Counter(name for name, _ in request.query_params.multi_items())
     for name, count in given.items():
         if count > 1 and name not in _LISTS:
@@ -325,17 +327,17 @@ class Page(BaseModel, Generic[T]):
 
 
 def page(items: list[Any], next_cursor: str | None = None) -> dict[str, Any]:
-    """A page as plain values."""
+    """A page of a list as plain values."""
     return {"items": items, "next_cursor": next_cursor}
 
 
 def cursor_text(place: Any) -> str:
-    """A place in a list as an opaque text."""
+    """A place in a list as opaque text."""
     return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
 
 
 def cursor_place(text: str, document: type[T]) -> T:
-    """The place that :func:`cursor_text` wrote; ``InvalidParameterError`` for anything else."""
+    """The place that :func:`cursor_text` wrote. Raises ``InvalidParameterError`` for other text."""
     try:
         padded = text.encode("ascii") + b"=" * (-len(text) % 4)
         return msgspec.json.decode(base64.b64decode(padded, b"-_", validate=True), type=document)

@@ -1,4 +1,4 @@
-"""The application as a whole: all routes, behind the gate and within the bounds."""
+"""The whole application: all routes, behind authentication and limits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ logger = logging.getLogger("ergon.web")
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """What is served, to whom, and how much of it."""
+    """What is served, to whom, and within which limits."""
 
     backends: Backends
     auth: AuthRules = field(default_factory=AuthRules)
@@ -53,7 +53,7 @@ class ServerPlan:
     logs_access: bool = False
     audit: AuditLog = field(default_factory=AuditLog)
     stopping: threading.Event = field(default_factory=threading.Event)
-    """Set when the server stops: pages that are kept up to date are let go."""
+    """Set when the server stops: open pages are then disconnected."""
 
 
 def server_plan(
@@ -63,7 +63,8 @@ def server_plan(
     names: Collection[str] | None = None,
     sessions: Sessions | None = None,
 ) -> ServerPlan:
-    """What the settings say; with ``names``, requests may use no others but those of loopback.
+    """The plan that the settings describe. With ``names``, requests may use only these and loopback
+    names.
 
     With ``sessions``, people can sign in to the console and act there.
     """
@@ -91,11 +92,11 @@ def server_plan(
 
 
 def build_app(plan: ServerPlan) -> FastAPI:
-    """The application, once FastAPI is known to be there."""
+    """Build the application. FastAPI is known to be installed."""
     app = FastAPI(
         title="Ergon",
-        version="1",  # of the paths, not of the program, which callers need not know
-        docs_url=None,  # their pages load scripts from elsewhere
+        version="1",  # The version of the API, not of the program, which callers need not know.
+        docs_url=None,  # FastAPI's own pages load scripts from other sites.
         redoc_url=None,
     )
     pool = BackendPool(
@@ -105,7 +106,7 @@ def build_app(plan: ServerPlan) -> FastAPI:
         audit=plan.audit,
     )
     for part in _parts(pool, plan):
-        # For the OpenAPI document only: the gate has decided before.
+        # For the OpenAPI document only: authentication has been done before.
         is_closed = plan.auth.tokens is not None and not part.is_open
         bearer = [Depends(HTTPBearer(auto_error=False))] if is_closed else []
         app.include_router(
@@ -114,9 +115,9 @@ def build_app(plan: ServerPlan) -> FastAPI:
             responses={**(NO_TOKEN if is_closed else {}), **part.responses},
         )
     add_error_handlers(app)
-    app.add_exception_handler(Exception, _failed)  # which is outside of what is added below
-    # The last one is the outermost. Authentication is outside of the limiter, so that callers who
-    # are refused take no place of those who are answered.
+    app.add_exception_handler(Exception, _failed)  # Outside of what is added below.
+    # The last one is the outermost. Authentication is outside of the limiter, so that refused
+    # callers take no place of others.
     app.add_middleware(RequestLimiter, limits=plan.limits)
     app.add_middleware(Authentication, rules=plan.auth)
     app.add_middleware(RefusalPages)
@@ -130,11 +131,13 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 class _Part(NamedTuple):
-    """Routes that are included together; FastAPI builds each route anew for each inclusion."""
+    """Routes that are included together, because FastAPI builds each route anew for
+    each inclusion.
+    """
 
     router: APIRouter
     is_open: bool = False
-    """Also to those without a token."""
+    """Whether callers without a token are answered, too."""
     dependencies: Sequence[Any] = ()
     responses: Mapping[int | str, dict[str, Any]] = MappingProxyType({})
 

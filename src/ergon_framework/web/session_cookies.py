@@ -1,7 +1,7 @@
-"""Cookies that tell by themselves who has signed in, for several processes that share a key.
+"""Signed cookies that say who has signed in, for several processes that share a key.
 
-Nobody without the key can make one. One that was begun with a token is signed with the hash of that
-token, too: it is worth nothing once the token is revoked, and holds no part of it.
+Nobody without the key can make one. A cookie that was begun with a token is signed with the hash of
+that token, too, so it is worthless once the token is revoked, and contains no part of it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from ergon_framework.app.settings.tokens import MIN_TOKEN
 from ergon_framework.errors import ConfigurationError
 
 MAX_COOKIE = 1024
-"""Characters of a cookie that is looked at."""
+"""How many characters a cookie may have to be read."""
 
 
 class SignedIn(NamedTuple):
-    """What a cookie says."""
+    """The content of a cookie."""
 
     name: str
     is_by_token: bool
     until: float
-    """By the clock of the calendar, which processes share."""
+    """The end of the session, by the wall clock, which processes share."""
     nonce: str
 
 
 class SessionKey:
-    """Signs cookies, and reads those that another process has signed."""
+    """Signs cookies, and reads those that other processes have signed."""
 
     def __init__(self, text: str, clock: Callable[[], float] = time.time) -> None:
         if len(text) < MIN_TOKEN:
@@ -47,14 +47,18 @@ class SessionKey:
         self._clock = clock
 
     def cookie(self, name: str, mark: bytes | None, seconds: float) -> str:
-        """A cookie for somebody; ``mark``: the hash of his token, if it was a token."""
+        """A cookie for a person. ``mark``: the hash of the token that was shown, if
+        there was one.
+        """
         nonce = secrets.token_urlsafe(12)
         found = SignedIn(name, mark is not None, self._clock() + seconds, nonce)
         told = base64.urlsafe_b64encode(msgspec.json.encode(found)).decode().rstrip("=")
         return f"{told}.{self._signature(told, mark)}"
 
     def read(self, cookie: str, mark_of: Callable[[str], bytes | None]) -> SignedIn | None:
-        """Whom a cookie names; None if it is none of ours, is over, or its token was revoked."""
+        """The content of a cookie. None if it was signed by others, is over, or its token was
+        revoked.
+        """
         told, _, signature = cookie.partition(".")
         found = _decoded(told) if len(cookie) <= MAX_COOKIE else None
         if found is None:
@@ -66,7 +70,7 @@ class SessionKey:
         return found if is_ours and self._clock() < found.until else None
 
     def form_secret(self, of_whom: str) -> str:
-        """What the forms of one session carry."""
+        """The secret that the forms of one session contain."""
         return hmac.new(self._key, f"form {of_whom}".encode(), "sha256").hexdigest()
 
     def _signature(self, told: str, mark: bytes | None) -> str:

@@ -1,4 +1,4 @@
-"""Who has signed in: sessions of browsers, begun with a token or with a link that works once.
+"""Who has signed in: browser sessions, begun with a token or with a link that works once.
 
 Sessions are in the memory of one server and end with it, unless the settings have a key: then each
 process with that key knows them. A session that was begun with a token ends when that token is
@@ -23,39 +23,39 @@ from ergon_framework.web.tokens import CallerRole, CallerRoles, Tokens
 
 COOKIE = "ergon_session"
 LIFETIME = 12 * 3600.0
-"""Seconds after which one has to sign in again."""
+"""Seconds after which a person has to sign in again."""
 MAX_SESSIONS = 1000
-"""The oldest one ends when there are more."""
+"""How many sessions there may be; the oldest one ends when there are more."""
 MAX_FAILURES = 10
-"""Wrong tokens from one address within a minute; then nothing from there is looked at."""
+"""How many wrong tokens one address may send within a minute. Then nothing from it is checked."""
 MAX_ADDRESSES = 10_000
 MINUTE = 60.0
 LOCAL_OPERATOR = "local"
-"""What whoever came by the link is called."""
+"""The name of the person who has used the link."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrowserSession:
-    """Somebody who has signed in."""
+    """A person who has signed in."""
 
     name: str
     role: CallerRole
-    """What he may do."""
+    """What the person may do."""
     form_secret: str = field(repr=False)
-    """What each form of his pages carries: other pages cannot know it."""
+    """The secret in each form of the person's pages, which other sites cannot know."""
     until: float
     token: bytes | None = field(repr=False)
     is_proxied: bool = False
-    """Whether a proxy has signed him in, and signs him out."""
+    """Whether a proxy has signed the person in, and signs them out."""
 
     @property
     def is_operator(self) -> bool:
-        """Whether he may change anything, or only read."""
+        """Whether the person may change anything, or only read."""
         return self.role.may_act
 
 
 class Sessions:
-    """All sessions of one server. Any thread may ask."""
+    """All sessions of one server. Any thread may call it."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Sessions:
     ) -> None:
         """``operators`` and ``admins``: names of the tokens whose holders may change something.
 
-        ``key``: that of sessions which other processes know as well.
+        ``key``: the key of sessions that other processes know as well.
         """
         self._tokens = tokens
         self._roles = CallerRoles(frozenset(operators), frozenset(admins))
@@ -77,11 +77,11 @@ class Sessions:
         self._failures: OrderedDict[str, tuple[float, int]] = OrderedDict()
         self._invitation: bytes | None = None
         self._shared = key
-        # Of the forms of those whom a proxy signs in, where no other process takes them.
+        # For the forms of people whom a proxy signs in; other processes do not accept them.
         self._own = SessionKey(secrets.token_urlsafe(32))
         self._ended: OrderedDict[bytes, None] = OrderedDict()
         self.when_used: Callable[[], None] = lambda: None
-        """Called when the link was used: there may be another one then."""
+        """Called when the link was used, so that another one can be made."""
 
     @property
     def has_tokens(self) -> bool:
@@ -89,20 +89,20 @@ class Sessions:
         return self._tokens is not None
 
     def invite(self) -> str:
-        """The secret of a link that works once; the one before works no more."""
+        """The secret of a link that works once. The link before it stops working."""
         secret = secrets.token_urlsafe(24)
         with self._lock:
             self._invitation = _digest(secret)
         return secret
 
     def is_refused(self, address: str) -> bool:
-        """Whether too much that was wrong came from an address in the last minute."""
+        """Whether an address has sent too many wrong tokens in the last minute."""
         with self._lock:
             since, count = self._failures.get(address, (0.0, 0))
             return count >= MAX_FAILURES and self._clock() - since < MINUTE
 
     def sign_in(self, secret: str, address: str) -> str | None:
-        """The value of the cookie of a new session; None when the secret is none of ours."""
+        """Begin a session and return the value of its cookie. None when the secret is wrong."""
         found = self._session_for(secret)
         if found is None:
             self._note_failure(address)
@@ -121,7 +121,7 @@ class Sessions:
         return cookie
 
     def of_proxy(self, name: str, role: CallerRole) -> BrowserSession:
-        """The session of somebody whom a proxy has signed in: it is there as long as he is."""
+        """The session of a person whom a proxy has signed in. It lasts while the proxy says so."""
         form_secret = (self._shared or self._own).form_secret(f"{role} {name}")
         until = self._clock() + LIFETIME
         return BrowserSession(name, role, form_secret, until, None, is_proxied=True)
@@ -148,7 +148,9 @@ class Sessions:
         return found
 
     def end(self, cookie: str) -> None:
-        """Sign out; of a shared session the other processes are not told, only the browser is."""
+        """Sign out. For a shared session, only the browser forgets it; other processes are not
+        told.
+        """
         key = _digest(cookie)
         with self._lock:
             self._sessions.pop(key, None)
@@ -161,8 +163,8 @@ class Sessions:
         return None if self._tokens is None else self._tokens.mark_of(name)
 
     def _told_by(self, key: SessionKey, told: SignedIn) -> BrowserSession | None:
-        """The session of a cookie that was signed here or elsewhere."""
-        # By the link, where there are no tokens: once there are, a token has to be shown.
+        """The session of a cookie that was signed by this or another process."""
+        # Begun with the link, while there were no tokens: once there are tokens, one must be shown.
         if told.is_by_token != self.has_tokens:
             return None
         role = self._roles.of(told.name) if told.is_by_token else CallerRole.ADMIN

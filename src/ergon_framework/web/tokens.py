@@ -1,4 +1,6 @@
-"""The tokens without which a server is not read: where they come from, and what holders may do."""
+"""The tokens that callers of the server must show: where they come from, and what their holders may
+do.
+"""
 
 from __future__ import annotations
 
@@ -29,25 +31,25 @@ logger = logging.getLogger("ergon.web")
 
 VARIABLE = "ERGON_SERVER_TOKEN"
 SETTLE_TIME = 5.0
-"""Seconds after which a file that is empty is not being written any more."""
+"""Seconds after which an empty file counts as complete, and not as being written."""
 _OTHERS_MODE = 0o027
-"""Write for the group, anything for everybody else."""
+"""File permissions: write for the group, or anything for everybody else."""
 
-# No error here shows what was given: it may be a token.
+# No error here shows the value, because it may be a token.
 
 
 class Tokens(Protocol):
-    """The tokens that callers may have."""
+    """The tokens that callers may show."""
 
     def caller(self, token: bytes) -> str | None:
-        """The name that belongs to a token; None when there is no such token."""
+        """The name that belongs to a token. None when there is no such token."""
 
     def mark_of(self, name: str) -> bytes | None:
-        """The hash of the token of that name; None when there is none any more."""
+        """The hash of the token of that name. None when it does not exist any more."""
 
 
 class FixedTokens:
-    """Tokens that stay as they are, or their hashes; only digests are kept."""
+    """Tokens, or their hashes, that do not change. Only digests are kept."""
 
     def __init__(self, named: Mapping[str, str]) -> None:
         self._digests = {name: _kept(token) for name, token in named.items()}
@@ -57,19 +59,19 @@ class FixedTokens:
         given, found = _digest(token), None
         for name, digest in self._digests.items():
             if hmac.compare_digest(given, digest):
-                found = name  # no break: the time of the answer would show which token matched
+                found = name  # No break: the time of the answer would show which token matched.
         return found
 
     def mark_of(self, name: str) -> bytes | None:
-        """The hash of the token of that name; None when there is none any more."""
+        """The hash of the token of that name. None when it does not exist any more."""
         return self._digests.get(name)
 
 
 class FileTokens:
-    """The tokens of a file, read again when it changes; a file that cannot be read changes nothing.
+    """The tokens of a file, read again when it changes. A file that cannot be read changes nothing.
 
-    A file without a line revokes all tokens, unless it is so young that it may just be written.
-    Removing the file revokes them too.
+    A file without a line revokes all tokens, unless it is so new that it may still be written.
+    Removing the file revokes them, too.
     """
 
     def __init__(self, file: Path) -> None:
@@ -87,7 +89,7 @@ class FileTokens:
         return self._current().mark_of(name)
 
     def expire(self) -> None:
-        """Let the file be read again with the next request, whether or not it seems changed."""
+        """Read the file again with the next request, whether or not it seems changed."""
         self._mark = None
 
     def _current(self) -> FixedTokens:
@@ -121,12 +123,14 @@ class FileTokens:
             self._file.stat()
         except (FileNotFoundError, NotADirectoryError):
             return True
-        except OSError:  # the file may be there: a temporary error revokes nothing
+        except OSError:  # The file may exist: a temporary error revokes nothing.
             return False
         return False
 
     def _is_settled(self) -> bool:
-        """Whether an empty file is meant to be; if it is too young for that, look again."""
+        """Whether an empty file is meant to be empty. If it is too new for that, it is
+        read again.
+        """
         try:
             age = time.time() - self._file.stat().st_mtime
         except OSError:
@@ -140,7 +144,7 @@ class FileTokens:
 def tokens_from(
     file: Path | None, environ: Mapping[str, str], setting: str | None = None
 ) -> Tokens | None:
-    """Those of a file, or else of the environment, or else of the settings; None without any."""
+    """The tokens of a file, else of the environment, else of the settings. None without any."""
     if file is not None:
         return FileTokens(file)
     if environ.get(VARIABLE) is not None:
@@ -150,14 +154,14 @@ def tokens_from(
 
 def _read(file: Path) -> str:
     try:
-        # Links are followed: that is how a container is handed its secrets.
+        # Links are followed, because containers are given secrets that way.
         with open(file, encoding="ascii") as opened:
             if os.fstat(opened.fileno()).st_mode & stat.S_IWOTH:
                 raise ConfigurationError(
                     f"everybody may write to the token file {file}, and let himself in",
                     remedy=f"chmod 600 {file}, and make new tokens",
                 )
-            # Bounded: the path may be that of a device or of a log by mistake.
+            # Bounded, because the path may be that of a device or of a log by mistake.
             return opened.read(MAX_TOKENS * (MAX_TOKEN + 100))
     except OSError as error:
         raise ConfigurationError(
@@ -181,7 +185,7 @@ def _warn_of_access(file: Path) -> None:
 
 
 def _mark(file: Path) -> tuple[int, ...]:
-    """What changes when a file does; nothing while it is away."""
+    """A value that changes when the file does. None while it does not exist."""
     try:
         found = file.stat()
     except OSError:
@@ -190,7 +194,7 @@ def _mark(file: Path) -> tuple[int, ...]:
 
 
 def _kept(token: str) -> bytes:
-    """The digest of a token; of one that is written as its hash, that hash."""
+    """The digest of a token. A token that is written as a hash is that hash."""
     hashed = HASHED.fullmatch(token)
     return _digest(token.encode()) if hashed is None else bytes.fromhex(hashed[1])
 
@@ -200,7 +204,7 @@ def _digest(token: bytes) -> bytes:
 
 
 class CallerRole(StrEnum):
-    """What somebody may do."""
+    """What a caller may do."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -208,13 +212,13 @@ class CallerRole(StrEnum):
 
     @property
     def may_act(self) -> bool:
-        """Whether he may change anything, or only read."""
+        """Whether the caller may change anything, or only read."""
         return self is not CallerRole.VIEWER
 
 
 @dataclass(frozen=True, slots=True)
 class CallerRoles:
-    """Who has which role, by the names of tokens; all others only read."""
+    """Which token names have which role. All others only read."""
 
     operators: Collection[str] = ()
     admins: Collection[str] = ()

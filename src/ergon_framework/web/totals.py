@@ -29,15 +29,14 @@ from ergon_framework.telemetry.prometheus_text import (
 
 CALL_OUTCOMES = ("succeeded", "failed", "dead_lettered")
 CALL_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Seconds: the upper ends of the buckets of attempts of provider calls."""
+"""The upper bounds, in seconds, of the buckets for attempts of provider calls."""
 MAX_LABEL_SETS = 199
-"""Queues, or providers with a capability, that have series of their own; further ones are counted
-together.
-
-With five outcomes each, none of their series has to be left out of an answer.
+"""How many queues, or providers with a capability, have series of their own; further ones are
+counted together. With five outcomes each, all their series fit into a response.
 """
 MINUTE, HOUR, OVERLAP = 60.0, 3600.0, 120.0
-"""Seconds: of a roll-up, that roll-ups are looked for, and by which clocks of writers may differ.
+"""In seconds: the length of a roll-up, how far back roll-ups are read, and by how much the clocks
+of writers may differ.
 """
 
 Numbers = Sequence[float]
@@ -46,21 +45,23 @@ Exposed = Family | LabelledHistogramFamily
 
 
 class Growth:
-    """Adds up how much numbers of many sources have grown since they were first seen."""
+    """Adds up how much the numbers of many sources have grown since they were first seen."""
 
     def __init__(self) -> None:
         self._seen: dict[Hashable, Numbers] = {}
         self.totals: dict[tuple[str, ...], list[float]] = {}
-        """By labels."""
+        """The sums, by labels."""
 
     def take(
         self, source: Hashable, labels: tuple[str, ...], now: Numbers, *, is_new: bool
     ) -> None:
-        """The numbers of a source. Seen for the first time, all of them count if it ``is_new``."""
+        """Add the numbers of a source. When it is seen for the first time, they count in full if it
+        ``is_new``.
+        """
         before = self._seen.get(source, None if is_new else now)
-        # A number that went down means another process under the same name.
+        # A number that went down means another process with the same name.
         if before is None or any(old > new for old, new in zip(before, now, strict=True)):
-            before = [0.0] * len(now)  # it has begun anew
+            before = [0.0] * len(now)  # It has begun anew.
         self._seen[source] = now
         # Labels may come from outside: without a bound, any client that names queues could fill the
         # memory.
@@ -71,13 +72,14 @@ class Growth:
             total[place] += new - old
 
     def keep(self, is_kept: Callable[[Any], bool]) -> None:
-        """Forget the other sources, which are over; their totals stay."""
+        """Forget all other sources, which are over. Their totals stay."""
         self._seen = {source: seen for source, seen in self._seen.items() if is_kept(source)}
 
 
 class ServerStart:
-    """When the server started, by the clock of a store: that of another machine may be wrong, and
-    any clock may be set.
+    """When the server started, by the clock of a store.
+
+    The clock of another machine may be wrong, and any clock may be set.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -85,12 +87,12 @@ class ServerStart:
         self._at = clock()
 
     def by(self, now: float) -> float:
-        """The start by a clock that says ``now``."""
+        """The instant of the start by a clock that now shows ``now``."""
         return now - (self._clock() - self._at)
 
 
 class JobCounters:
-    """What all workers have done. Any thread may ask."""
+    """What all workers have done. Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -99,10 +101,13 @@ class JobCounters:
         self._start = ServerStart()
         self._workers: Collection[tuple[str, float]] = ()
         self.known: Sequence[Exposed] = ()
-        """What was told last. It needs no lock: the store may be away, and its reader wait."""
+        """The families of the last read. Reading it needs no lock, because the reader of the store
+        may hang.
+        """
 
     def families(self, workers: Iterable[WorkerRecord], now: float) -> list[Exposed]:
-        """Add what workers have done since the last scrape, ended ones included; all totals.
+        """Add what workers have done since the last scrape, including ended ones. Returns all
+        totals.
 
         ``now`` is by the clock of their store.
         """
@@ -111,8 +116,8 @@ class JobCounters:
             # A name may be given to another process later.
             alive = {(worker_id(each), each.started_at): each for each in workers}
             for worker, record in alive.items():
-                # Known at the last scrape, or begun since the server started: all that it says has
-                # happened meanwhile.
+                # Known at the last scrape, or begun since the server started: everything that it
+                # reports has happened meanwhile.
                 is_new = worker in self._workers or worker[1] >= since
                 for queue, document in record.totals.items():
                     numbers = numbers_of(document)
@@ -126,7 +131,9 @@ class JobCounters:
             return families
 
     def totals(self) -> dict[str, list[float]]:
-        """What was done by queue, as :func:`~ergon_framework.jobs.totals.numbers_of` has it."""
+        """What was done, by queue, in the form of
+        :func:`~ergon_framework.jobs.totals.numbers_of`.
+        """
         with self._lock:
             return {queue: list(numbers) for (queue,), numbers in self._growth.totals.items()}
 
@@ -168,8 +175,10 @@ def _of_recycled(growth: Growth) -> Family:
 
 
 def _by_outcome(growth: Growth) -> list[tuple[dict[str, str], float]]:
-    """Attempts by queue and outcome. A metric has room for five outcomes of as many queues as there
-    are; cancellations come last, and only of queues that had some.
+    """Attempts by queue and outcome.
+
+    A metric has room for five outcomes of as many queues as there are; cancellations come last, and
+    only of queues that had some.
     """
     usual: list[tuple[dict[str, str], float]] = []
     rare: list[tuple[dict[str, str], float]] = []
@@ -184,7 +193,7 @@ def _by_outcome(growth: Growth) -> list[tuple[dict[str, str], float]]:
 
 
 class CallCounters:
-    """What all processes have called. Any thread may ask."""
+    """The provider calls of all processes. Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -193,16 +202,18 @@ class CallCounters:
         self._has_missed = False
         self._read_at: float | None = None
         self.known: Sequence[Exposed] = ()
-        """What was told last. It needs no lock: the store may be away, and its reader wait."""
+        """The families of the last read. Reading it needs no lock, because the reader of the store
+        may hang.
+        """
 
     def families(self, inspector: ProviderInspector, now: float) -> list[Exposed]:
-        """Add the minutes that have changed since the last scrape; all totals."""
+        """Add the minutes that have changed since the last scrape. Returns all totals."""
         with self._lock:
             is_first, since = self._read_at is None, self._start.by(now)
             if self._has_missed:
                 since -= since % MINUTE
             # Minutes that were read before may still grow: clocks of writers differ, and batches
-            # come late.
+            # arrive late.
             changed = now - HOUR if self._read_at is None else self._read_at - OVERLAP
             for each in inspector.minutes(now - HOUR, changed):
                 _, provider, capability = each.key
@@ -216,16 +227,16 @@ class CallCounters:
             return families
 
     def saw_nothing(self, now: float) -> None:
-        """A scrape found a store without tables: all that they have later is new."""
+        """Note that a scrape found a store without tables: all that they hold later is new."""
         with self._lock:
             self._read_at = now
 
     def missed(self) -> None:
-        """A scrape could not read the store.
+        """Note that a scrape could not read the store.
 
-        If it was the first one, it is unknown how many calls the minute of the start had before it.
-        Then all of that minute counts: a few calls from before the start do less harm than missing
-        ones after it.
+        If it was the first scrape, it is unknown how many calls the minute of the start had before
+        the start. Then all of that minute counts: a few calls from before the start do less harm
+        than missing ones after it.
         """
         with self._lock:
             self._has_missed = self._has_missed or self._read_at is None

@@ -1,4 +1,4 @@
-"""Webhooks beside the other routes: their senders show a signature, and no token."""
+"""Webhooks beside the other routes. Their senders show a signature instead of a token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class Receiver(Protocol):
-    """Answers requests at one path, and lets in only what is signed."""
+    """Handles requests at one path, and accepts only signed ones."""
 
     path: str
 
@@ -22,17 +22,17 @@ class ServedWebhook(Protocol):
 
     @property
     def receiver(self) -> Receiver:
-        """What answers."""
+        """The handler of the webhook."""
 
     async def aclose(self) -> None:
-        """Let go of where deliveries go."""
+        """Close the target of its deliveries."""
 
 
 class WithWebhooks:
-    """Hands requests for a webhook to its receiver, and others to the application.
+    """Passes requests for a webhook to its receiver, and others to the application.
 
-    Receivers are asked before the gate and the limits of the application: they know by the
-    signature who asks, and have bounds of their own.
+    Receivers are called before authentication and limits of the application: they identify callers
+    by the signature, and have limits of their own.
     """
 
     def __init__(self, app: ASGIApp, webhooks: Sequence[ServedWebhook]) -> None:

@@ -1,4 +1,4 @@
-"""The forms that change jobs: who may send them, and what they ask for."""
+"""The forms that change jobs: who may send them, and what they contain."""
 
 from __future__ import annotations
 
@@ -38,13 +38,15 @@ _MOST_DIGITS = 20
 
 @dataclass(frozen=True, slots=True)
 class BulkQuestion:
-    """What a person is asked about before many jobs are changed."""
+    """What a person has to confirm before many jobs are changed."""
 
     number: int
     wanted: Mapping[str, Any]
-    """How they were chosen."""
+    """The filter by which they were chosen."""
     behind: str | None
-    """The place behind all of them: what was enqueued since is not what the person says yes to."""
+    """The place after all of them: jobs that were enqueued later are not part of what
+    is confirmed.
+    """
 
 
 class AskedAction(Protocol):
@@ -86,14 +88,14 @@ class SureQuestion:
 
 
 class FormTaker:
-    """Takes the forms of people who have signed in."""
+    """Accepts the forms of people who have signed in."""
 
     def __init__(self, pool: BackendPool, sessions: Sessions | None) -> None:
         self.actions = JobActions(pool)
         self.sessions = sessions
 
     def session(self, request: Request) -> BrowserSession | None:
-        """Who has signed in with the browser that asks, here or at the proxy."""
+        """The session of the browser that asks, signed in here or at the proxy."""
         if self.sessions is None:
             return None
         if request.scope.get(PROXIED):
@@ -101,7 +103,7 @@ class FormTaker:
         return self.sessions.find(request.cookies.get(COOKIE))
 
     async def form(self, request: Request) -> Given:
-        """The fields that were sent, which may only come from a page of this server."""
+        """The fields of a form. It may only come from a page of this server."""
         refuse_foreign(request)
         text = (await request.body()).decode("utf-8", "replace")
         try:
@@ -113,7 +115,9 @@ class FormTaker:
         return Given([(name, value) for name, values in fields.items() for value in values])
 
     def actor(self, request: Request, form: Given) -> BrowserSession:
-        """Who acts; an error for who may not, and for a form that is none of this session."""
+        """The person who acts. Raises an error for people who may not act, and for a form of
+        another session.
+        """
         session = self.operator(request)
         given = form.get("secret", "")
         if not hmac.compare_digest(given.encode(), session.form_secret.encode()):
@@ -124,7 +128,7 @@ class FormTaker:
         return session
 
     def operator(self, request: Request) -> BrowserSession:
-        """The session of somebody who may act; an error for others."""
+        """The session of a person who may act. Raises an error for others."""
         session = self.session(request)
         if session is None:
             raise NotAllowedError(
@@ -141,7 +145,7 @@ class FormTaker:
         return session
 
     async def ask(self, action: Action, form: Given) -> BulkQuestion:
-        """How many jobs it would be done to, and how they were chosen; nothing is changed."""
+        """How many jobs would be changed, and how they were chosen. Nothing is changed."""
         search = search_in(action, form)
         newest = await self.actions.newest(search)
         if newest is None:
@@ -152,9 +156,9 @@ class FormTaker:
         )
 
     async def change_many(self, action: Action, form: Given, actor: BrowserSession) -> int:
-        """Do it to those that a person was asked about, up to a bound; how many.
+        """Change the jobs that the person has confirmed, up to a bound. Returns how many.
 
-        No more than was said, and none that was enqueued since.
+        Not more than the confirmation said, and none that was enqueued since.
         """
         chosen = "; ".join(f"{name}={','.join(each)}" for name, each in wanted_in(form).items())
         return await self.actions.change_many(
@@ -168,7 +172,7 @@ class FormTaker:
 
 
 def refuse_foreign(request: Request) -> None:
-    """Refuse what a page of another site had a browser send."""
+    """Refuse a request that a page of another site had a browser send."""
     site = request.headers.get("sec-fetch-site", "same-origin")
     origin = request.headers.get("origin")
     host = request.headers.get("host", "")
@@ -183,12 +187,12 @@ def refuse_foreign(request: Request) -> None:
 def _host_of(origin: str) -> str | None:
     try:
         return urlsplit(origin).netloc.lower()
-    except ValueError:  # no browser sends such a one
+    except ValueError:  # No browser sends such a header.
         return None
 
 
 def action_in(form: Given) -> Action:
-    """What is to be done."""
+    """The action that the form names."""
     found = ACTIONS.get(form.get("action", ""))
     if found is None:
         raise InvalidParameterError(
@@ -198,7 +202,7 @@ def action_in(form: Given) -> Action:
 
 
 def search_in(action: Action, form: Given) -> Search:
-    """The jobs that a filter chooses, of those that the action is for."""
+    """The jobs that a filter chooses, among those that the action is for."""
     if not action.is_for_many:
         raise InvalidParameterError("action", "is for one job", "send the id", where="form")
     behind = form.get("behind")
@@ -211,7 +215,7 @@ def search_in(action: Action, form: Given) -> Search:
 
 
 def _limit(form: Given) -> int:
-    """How many a person was told; without a number, as many as one request changes."""
+    """The number that the person has seen; without one, as many as one request changes."""
     text = form.get("told", "")
     if not text:
         return MOST_AT_ONCE
@@ -222,7 +226,7 @@ def _limit(form: Given) -> int:
 
 
 def edit_in(form: Given) -> JobEdit:
-    """The arguments of a form; a field that was left empty leaves them as they are."""
+    """The arguments of a form. A field that was left empty keeps the old arguments."""
     return JobEdit(
         args=_json("args", form.get("args", ""), list, '["a.png", 3]'),
         kwargs=_json("kwargs", form.get("kwargs", ""), dict, '{"width": 3}'),
@@ -241,7 +245,7 @@ def _json(field: str, text: str, kind: type, example: str) -> Any:
         where = f"line {error.lineno}, column {error.colno}"
         problem = f"{field} is no JSON at {where}: {error.msg}"
         raise JobError(problem, remedy=f"write it like {example}", details=details) from None
-    except ValueError:  # a number of more digits than Python reads
+    except ValueError:  # A number of more digits than Python reads.
         remedy = "write it as text"
         raise JobError(f"{field} has a number too long", remedy=remedy, details=details) from None
     except RecursionError:
@@ -258,6 +262,6 @@ def _filter(form: Given) -> Given:
 
 
 def wanted_in(form: Given) -> dict[str, list[str]]:
-    """How a form chooses jobs."""
+    """The filter by which a form chooses jobs."""
     chosen = _filter(form)
     return {name: [v for v in chosen.getlist(name) if v] for name in chosen if chosen[name]}

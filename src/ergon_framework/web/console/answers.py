@@ -1,6 +1,6 @@
-"""A document as a page, as JSON or as CSV: whatever was asked for, with headers that keep it safe.
+"""Renders a document as a page, JSON or CSV, as the request asks, with headers for safety.
 
-Jinja2 is imported when the console is built: it belongs to an extra.
+Jinja2 is imported when the console is built, because it belongs to an extra.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self';"
     " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-"""Nothing from elsewhere, nothing inline, and no page of others around ours."""
+"""Content-Security-Policy: nothing from elsewhere, nothing inline, and no frame around
+these pages.
+"""
 SAFETY = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -62,12 +64,12 @@ _FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 
 
 def format_of(request: Request) -> str:
-    """What was asked for: by ``?format=``, or else by the header Accept; a page if by none."""
+    """The requested format, by ``?format=`` or else by the header Accept. A page by default."""
     return named_format(request) or "html"
 
 
 def named_format(request: Request) -> str | None:
-    """The same; None if by none."""
+    """The requested format; None if the request names none."""
     named = request.query_params.get("format")
     if named in FORMATS:
         return named
@@ -80,41 +82,41 @@ def named_format(request: Request) -> str | None:
 
 @dataclass(frozen=True)
 class View:
-    """What a page shows, however it is shown."""
+    """What a page shows, in any format."""
 
     template: str
     title: str
     document: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]] | None = None
-    """Those of the list that the page is, for CSV."""
+    """The rows of the page's list, for CSV."""
     columns: Sequence[str] = ()
-    """Of the CSV; a dot leads into a value of a value."""
+    """The columns of the CSV. A dot leads to a value within a value."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """For the template alone."""
+    """Values for the template only."""
     is_live: bool = False
-    """Whether an open page follows what happens."""
+    """Whether an open page is updated."""
     status: int = 200
-    """Of the answer."""
+    """The status of the response."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What stands around every page."""
+    """What every page has around its content."""
 
     counts: Mapping[str, Figure]
-    """Beside the links."""
+    """The counts beside the links."""
     can_act: bool
     """Whether anybody can sign in."""
     session: BrowserSession | None
     did: str | None
-    """What the form before this page has done."""
+    """The result of the form that was sent before this page."""
 
 
 class Answers:
-    """Shows documents and errors. Made once for a server."""
+    """Renders documents and errors. One for each server."""
 
     def __init__(self, store: str = "") -> None:
-        """``store``: the URL of the job store, which examples of code name without its password."""
+        """``store``: the URL of the job store, which code examples contain without its password."""
         self.environment = _environment()
         opened, remark = formatting.client_code(store or "sqlite:///work.db")
         self.environment.globals |= {"opened": opened, "remark": remark}
@@ -124,7 +126,7 @@ class Answers:
         }
 
     def show(self, request: Request, view: View, frame: Frame, status: int = 200) -> Response:
-        """A view in the format that was asked for."""
+        """Render a view in the requested format."""
         wanted = format_of(request)
         if wanted == "csv" and view.rows is not None:
             return _csv(view)
@@ -134,13 +136,13 @@ class Answers:
         return self._page(request, view, frame, status)
 
     def error(self, request: Request, error: ErgonError, frame: Frame) -> Response:
-        """What went wrong and what to do about it: a page for those who read pages."""
+        """Render what went wrong and what to do about it: as a page for people."""
         answer = answer_of(error)
         if format_of(request) != "html":
             return _safe(answer)
         told = json.loads(bytes(answer.body))
         document = {**told, "status": answer.status_code, "path": request.url.path}
-        extra = {"is_form": request.method == "POST"}  # which has no other format
+        extra = {"is_form": request.method == "POST"}  # It has no other format.
         view = View("error.html", formatting.sentence(str(told["message"])), document, extra=extra)
         page = self._page(request, view, frame, answer.status_code)
         for name in ("retry-after", "www-authenticate"):
@@ -149,7 +151,7 @@ class Answers:
         return page
 
     def file(self, name: str) -> Response:
-        """The stylesheet or the script; its address changes with its content."""
+        """Serve the stylesheet or the script. Its address changes with its content."""
         return _safe(Response(self.static[name], 200, _FOREVER, _STATIC[name]))
 
     def _page(self, request: Request, view: View, frame: Frame, status: int) -> Response:
@@ -175,7 +177,9 @@ class Answers:
 
 
 def _check_named(request: Request, view: View) -> None:
-    """Refuse what an address asks for and does not have: a program would take a page for it."""
+    """Refuse a format that the address asks for and the view does not have: a program would take a
+    page for it.
+    """
     named = request.query_params.get("format")
     known = FORMATS if view.rows is not None else FORMATS[:2]
     if named is not None and named not in known:
@@ -189,18 +193,18 @@ def _with_format(request: Request, name: str) -> str:
 
 
 def unit_of(request: Request, parameter: str) -> str:
-    """The id that the address of a page means."""
+    """The id that the address of a page contains."""
     return named(request.path_params[parameter], request.query_params.get("id"))
 
 
 def path_of(request: Request) -> str:
-    """The path that was asked for, as a link has it: an id may have a percent sign in it."""
+    """The path of the request as a link writes it, because an id may have a percent sign in it."""
     path = request.scope.get("root_path", "") + route_path(request.scope)
     return quote(path, safe="/:@!$&'()*+,;=")
 
 
 def address_with(request: Request, **query: str) -> str:
-    """The address that was asked for, with other parameters."""
+    """The address of the request with other parameters."""
     return f"{path_of(request)}?{request.url.include_query_params(**query).query}"
 
 
@@ -254,8 +258,9 @@ def _cell(row: Mapping[str, Any], column: str) -> str:
     if value is None:
         return ""
     if isinstance(value, bool | int | float):
-        return str(value)  # a negative number is no formula
+        return str(value)  # A negative number is no formula.
     is_list = isinstance(value, Iterable) and not isinstance(value, str)
     text = " ".join(map(str, value)) if is_list else str(value)
-    # A spreadsheet would run such a text as a formula, and anybody may name a job, a tag, a queue.
+    # A spreadsheet would run such a text as a formula, and anybody may name a job, a tag or a
+    # queue.
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text

@@ -1,6 +1,7 @@
-"""What needs a person, in sentences: what happened, what follows by itself, the next step.
+"""What needs a person's attention, in sentences: what happened, what will happen by itself, what to
+do next.
 
-Pure: whoever calls it has read queues, workers and the latest dead letters from the store.
+Pure: the caller has read queues, workers and the latest dead letters from the store.
 """
 
 from __future__ import annotations
@@ -17,49 +18,51 @@ from ergon_framework.ports.jobstore import StatusCounts
 from ergon_framework.web.console.formatting import Chip, error_family, number, span
 
 MAX_MESSAGE = 120
-"""Characters of an error that one sentence tells."""
+"""How many characters of an error a sentence quotes."""
 BEHIND = 60.0
-"""Seconds that the oldest job of a queue that is worked on may have been due."""
+"""Seconds for which the oldest due job of a queue with workers may have waited."""
 MOST_OF_KIND = 10
-"""Entries about things of one kind, such as queues, that a page shows."""
+"""How many entries about things of one kind, such as queues, a page shows."""
 _ORDER = ("bad", "warn")
 
 
 @dataclass(frozen=True, slots=True)
 class Concern:
-    """One thing to look at."""
+    """One entry of the list."""
 
     level: str
     subject: str
     text: str
     hint: str
     link: str
-    """Where to go on, below the console."""
+    """The page with more about it, below the console."""
     action: str
-    """What is done there, in a word or two."""
+    """What to do there, in a word or two."""
     command: str = ""
-    """What a terminal would do about it."""
+    """The command that does it in a terminal."""
 
     def document(self) -> dict[str, Any]:
-        """As plain values."""
+        """The entry as plain values."""
         return {each: getattr(self, each) for each in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
 class JobsSeen:
-    """What one look at the job store has shown, as plain values."""
+    """What one read of the job store has found, as plain values."""
 
     now: float
     queues: Sequence[Mapping[str, Any]]
-    """With ``oldest_due`` in seconds; see :func:`~ergon_framework.jobs.views.queue_views`."""
+    """The queues, with ``oldest_due`` in seconds; see
+    :func:`~ergon_framework.jobs.views.queue_views`.
+    """
     workers: Sequence[Mapping[str, Any]]
     dead: Sequence[Mapping[str, Any]]
-    """The latest jobs that gave up."""
+    """The latest dead-lettered jobs."""
     unsynced: str | None = None
     totals: StatusCounts | None = None
-    """The jobs of all queues; None: those of the queues above, which are all."""
+    """The jobs of all queues. None: those of the queues above, which are all."""
     number: int | None = None
-    """How many queues there are; None: those above."""
+    """How many queues there are. None: those above."""
     is_all: bool = True
     """Whether all queues of the store are above."""
     are_more: bool = False
@@ -75,7 +78,7 @@ class JobsSeen:
 
 
 def _of_part(title: str, code: str) -> Concern:
-    # Only a server looks at parts: a terminal shows these words without its packages.
+    # Only a server reads other backends; a terminal uses these words without the server's packages.
     from ergon_framework.web.responses import refusal_of
 
     problem, remedy = refusal_of(code)
@@ -93,7 +96,9 @@ def _of_part(title: str, code: str) -> Concern:
 
 
 def concerns(seen: JobsSeen | None, away: Iterable[tuple[str, str]]) -> list[Concern]:
-    """What needs a person, the worst first. ``away``: parts that do not answer, with the code."""
+    """What needs attention, the worst first. ``away``: backends that do not answer, with their
+    error codes.
+    """
     found = [_of_part(title, code) for title, code in away]
     if seen is not None:
         found += _of_queues(seen)
@@ -118,7 +123,7 @@ def concerns(seen: JobsSeen | None, away: Iterable[tuple[str, str]]) -> list[Con
 
 
 class TakenQueues:
-    """The queues that workers which are alive take: read once, and not for each queue."""
+    """The queues that live workers take jobs from. Computed once instead of for each queue."""
 
     def __init__(self, workers: Iterable[Mapping[str, Any]]) -> None:
         named = [each["queues"] for each in workers if each["state"] != "silent"]
@@ -126,12 +131,12 @@ class TakenQueues:
         self._names = {name for names in named if names is not None for name in names}
 
     def __contains__(self, queue: str) -> bool:
-        """Whether there is such a worker."""
+        """Whether a live worker takes jobs from the queue."""
         return self._are_all or queue in self._names
 
 
 def queue_chip(queue: Mapping[str, Any], taken: TakenQueues) -> Chip:
-    """How a queue stands, in a word or two."""
+    """The state of a queue, in a word or two."""
     if queue["paused"]:
         return Chip("wait", "paused")
     if queue["oldest_due"] is not None:
@@ -242,9 +247,9 @@ def _of_workers(workers: Iterable[Mapping[str, Any]]) -> Iterator[Concern]:
 
 
 def shown_of(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those that a page shows: of each kind the first ones, so that none hides all others.
+    """The entries that a page shows: the first ones of each kind, so that no kind hides the others.
 
-    Where no worker runs, every queue has nobody to run it.
+    Where no worker runs, for example, every queue has an entry.
     """
     counts: Counter[str] = Counter()
     found = []

@@ -1,4 +1,4 @@
-"""The audit log as a document: who did what, when, to which job."""
+"""The audit log as a page: who did what, when, to which job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ergon_framework.web.job_routes import Place
 from ergon_framework.web.responses import InvalidParameterError, cursor_place, cursor_text, page
 
 MOST_CHANGES = 10
-"""Of one thing, on its page: the latest."""
+"""How many changes the page of one thing shows: the latest."""
 AUDIT_COLUMNS = ("id", "at", "actor", "action", "target", "outcome", "number", "detail")
 _CHIPS = {
     AuditOutcome.BEGUN: Chip("warn", "not known"),
@@ -36,7 +36,7 @@ _CHIPS = {
 
 
 def audit_search(given: Given) -> AuditSearch:
-    """The filter of a form: a field that was left empty is as one that is not there."""
+    """The filter of a form. A field that was left empty is ignored."""
     wanted = {name: given[name].strip() for name in ("actor", "action", "target") if name in given}
     cursor = given.get("cursor") or None
     below = None if cursor is None else cursor_place(cursor, Place)
@@ -78,9 +78,9 @@ def audit_document(log: AuditLog, search: AuditSearch, limit: int) -> dict[str, 
 
 
 def changes_of(log: AuditLog, target: str, actions: tuple[str, ...]) -> list[dict[str, Any]] | None:
-    """What people and programs did to one thing, the latest first; None where that is not known.
+    """What people and programs did to one thing, the latest first. None where that is not known.
 
-    As the history of a job, it is for everybody who may read the thing itself.
+    Like the history of a job, it is shown to everybody who may read the thing itself.
     """
     search = AuditSearch(target=target, actions=actions)
     try:
@@ -100,12 +100,12 @@ def changes_of(log: AuditLog, target: str, actions: tuple[str, ...]) -> list[dic
 
 
 def outcome_chip(outcome: str) -> Chip:
-    """What came of it."""
+    """The outcome of an action."""
     return _CHIPS[AuditOutcome(outcome)]
 
 
 def target_address(action: str, target: str) -> str:
-    """Where the console shows what an entry is about."""
+    """The page of the thing that an entry is about."""
     if action in OF_FACTS:
         zone, _, item = target.rpartition("/")
         return f"/zones/{quote(zone)}/quarantine/{item}"

@@ -1,4 +1,6 @@
-"""One capability of a provider: its last hour minute by minute, circuits, quotas, latest calls."""
+"""The page of one capability of a provider: its last hour by minute, circuits, quotas and latest
+calls.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,13 @@ from ergon_framework.web.responses import ResourceNotFoundError
 
 HOUR = 3600.0
 LATEST = 900.0
-"""Seconds of which the latest attempts are shown."""
+"""Seconds for which the latest attempts are shown."""
 MOST_LANES, MOST_ATTEMPTS = 50, 50
 MOST_LETTERS = 500
-"""Dead letters, the newest, among which those of one capability are looked for."""
+"""How many dead letters, the newest, are searched for those of one capability."""
 SHOWN_LETTERS = 20
 MOST_EVENTS, SHOWN_EVENTS = 1000, 30
-"""Entries of the journal of this hour that are looked at, and of one capability that are shown."""
+"""How many journal entries of this hour are read, and how many of one capability are shown."""
 ATTEMPT_COLUMNS = (
     "at",
     "operation",
@@ -48,13 +50,13 @@ ATTEMPT_COLUMNS = (
     "correlation_id",
 )
 _NOT_MADE = 0
-"""The number of an attempt that a gate refused."""
+"""The attempt number of a call that a gate refused."""
 
 
 async def capability_document(
     pool: BackendPool, look: JournalLook, provider: str, capability: str
 ) -> dict[str, Any]:
-    """Everything about a capability; an error when it was never called."""
+    """Everything about a capability. Raises an error if it was never called."""
     for part, source in pool.backends.providers.items():
         found = await pool.call(part, partial(_look, source, provider, capability))
         if found is not None:
@@ -66,7 +68,7 @@ async def capability_document(
 
 
 async def _told(look: JournalLook, name: tuple[str, str], now: float) -> dict[str, Any]:
-    """What the journal says of the last hour."""
+    """The journal's entries of the last hour."""
     query = JournalQuery(names=("circuit", "cooldown", "quota"), since=now - HOUR)
     entries: list[JournalEntry] = await look.ask(
         lambda journal: journal.newest(query, MOST_EVENTS), []
@@ -119,9 +121,10 @@ def _lane_named(entry: JournalEntry) -> tuple[object, object]:
 
 
 def stretches_of(entries: Iterable[JournalEntry], now: float) -> list[dict[str, Any]]:
-    """When circuits were open and half open in the last hour, in percent of it.
+    """When circuits were open and half-open in the last hour, in percent of it. ``entries`` are the
+    oldest first.
 
-    ``entries`` are the oldest first. Tenants are laid over each other.
+    The times of all tenants are combined.
     """
     begun: dict[object, tuple[str, float]] = {}
     found: list[tuple[str, float, float]] = []
@@ -153,7 +156,7 @@ _STATES = {"circuit.opened": "bad", "circuit.half_opened": "warn", "circuit.clos
 
 
 def hour_of(minutes: Iterable[MinuteOfLane], now: float) -> dict[str, Any]:
-    """Each minute of the last hour, all tenants together, and what they come to."""
+    """Each minute of the last hour, all tenants together, and their sums."""
     first = now // 60 * 60 - 59 * 60
     by_minute: dict[int, list[Rollup]] = {}
     for each in minutes:
@@ -189,7 +192,7 @@ def _seconds(milliseconds: int | None) -> float | None:
 
 
 def sentences_of(lanes: Sequence[LaneNow], hour: Mapping[str, Any], now: float) -> Iterator[str]:
-    """What holds calls up, what follows by itself, and how the last hour was."""
+    """Sentences: what holds calls up, what will happen by itself, and how the last hour was."""
     is_open = [each for each in lanes if _circuit(each, now) == CircuitState.OPEN]
     if is_open:
         until = min(each.open_until for each in is_open if each.open_until is not None)
@@ -234,7 +237,7 @@ def _quota(lane: LaneNow, now: float) -> Iterator[str]:
 
 
 def burn_down(lane: LaneNow, now: float) -> dict[str, Any] | None:
-    """How far a quota window is, in units and in time; None where there is none."""
+    """How much of a quota window is used, in units and in time. None where there is no window."""
     used, limit, start, end = lane.quota_used, lane.quota_limit, lane.window_start, lane.window_end
     if used is None or limit is None or start is None or end is None or end <= start:
         return None
@@ -257,7 +260,8 @@ def burn_down(lane: LaneNow, now: float) -> dict[str, Any] | None:
 def _circuit(lane: LaneNow, now: float) -> CircuitState:
     state = CircuitState(lane.breaker_state)
     is_over = lane.open_until is not None and lane.open_until <= now
-    # The column changes with the next call; until then one whose time is over would let one in.
+    # The column changes with the next call only: until then, a circuit whose time is over would let
+    # a probe in.
     return CircuitState.HALF_OPEN if state is CircuitState.OPEN and is_over else state
 
 

@@ -1,7 +1,7 @@
-"""Tells open pages that something has changed, so that they load themselves anew.
+"""Tells open pages that something has changed, so that they reload.
 
-All of them wait for the same look at the stores, and none sees more than that there is something
-new: what that is, each page asks for as anybody would.
+All of them wait for the same reads of the stores. They learn only that there is something new; what
+it is, each page requests like any other request.
 """
 
 from __future__ import annotations
@@ -18,18 +18,22 @@ from ergon_framework.errors import ErgonError
 from ergon_framework.web.responses import NO_STORE, unavailable
 
 TICK = 1.0
-"""Seconds between two looks; also how long a stop of the server waits for open pages at most."""
+"""Seconds between two checks, and the longest time that open pages hold up a stop of the server."""
 PACE = 0.02
-"""Seconds for each page that is open, between two times that one of them is told: each loads itself
-anew then, and so at most 50 of them do in a second, however many there are.
+"""Seconds, for each open page, between two notices to one of them. Every notice makes a page
+reload, so at most 50 pages do in a second, however many are open.
 """
 MOST_WATCHERS = 300
-"""Pages that are open at the same time. Each has a connection, and others need some, too."""
+"""How many pages may be open at the same time. Each has a connection, and other requests need some,
+too.
+"""
 LONGEST_STREAM = 600.0
-"""Seconds after which a stream ends, and its page asks for another: it may not be let in."""
+"""Seconds after which a stream ends and its page requests another: its user may have
+lost access.
+"""
 _RETRY, _AT_ONCE = b"retry: 3000\n\n", b"retry: 50\n\n"
 _NOTHING = b":\n\n"
-"""What is sent when there is nothing to say: a page that has gone is noticed by it."""
+"""Sent when nothing has changed; it shows when a page is gone."""
 
 
 class ChangeEvents:
@@ -42,7 +46,7 @@ class ChangeEvents:
         clock: Callable[[], float] = monotonic,
         tick: float = TICK,
     ) -> None:
-        """``mark``: a text that changes with what there is to see."""
+        """``mark`` returns a text that changes when pages have something new to show."""
         self._tick = tick
         self._clock = clock
         self._mark = mark
@@ -54,7 +58,7 @@ class ChangeEvents:
         return _WatchedStream(self)
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """What one page is told, until the server stops."""
+        """The events for one page, until the server stops."""
         yield _RETRY
         last, told_at, began_at = None, 0.0, None
         while not self._stopping.is_set():
@@ -69,7 +73,8 @@ class ChangeEvents:
             else:
                 yield f"event: changed\ndata: {mark}\n\n".encode()
                 last, told_at = mark, now
-            # A timeout, as a stop may be asked for by another thread, which wakes no loop.
+            # With a timeout, because another thread may ask for the stop, which wakes no event
+            # loop.
             await asyncio.wait({asyncio.get_running_loop().create_future()}, timeout=self._tick)
 
     async def _look(self) -> str:
@@ -80,14 +85,16 @@ class ChangeEvents:
 
 
 class _WatchedStream(StreamingResponse):
-    """A stream that has its place from when it begins to be sent until its page is closed."""
+    """A stream that counts as open from the start of its response until its page is closed."""
 
     def __init__(self, events: ChangeEvents) -> None:
         super().__init__(events.stream(), 200, NO_STORE, "text/event-stream")
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, or say that too many are open: counted here, hundreds may come at once."""
+        """Send the stream, or refuse it when too many are open. They are counted here, because
+        hundreds may come at once.
+        """
         events = self._events
         if events.watchers >= MOST_WATCHERS:
             refusal = unavailable("too_busy", f"{events.watchers} pages are watched already")

@@ -19,7 +19,7 @@ DID = {each.audited_as: each.done for each in FACT_ACTIONS.values()}
 
 
 class FactForms:
-    """Takes them from people who have signed in."""
+    """Accepts these forms from people who have signed in."""
 
     def __init__(self, taker: FormTaker, pool: BackendPool) -> None:
         self._taker = taker
@@ -27,7 +27,7 @@ class FactForms:
         self._actions = FactActions(pool)
 
     async def change(self, request: Request) -> View | Response:
-        """Do what a form asks for, once it was asked whether it is meant."""
+        """Do what a form asks for, after the person has confirmed it."""
         form = await self._taker.form(request)
         actor, action = self._taker.actor(request, form), _action_in(form)
         zone = form.get("zone", "")

@@ -1,4 +1,4 @@
-"""The forms of a flow's page: retry, go on without, cancel, delete, and signal."""
+"""The forms on a flow's page: retry, skip, cancel, delete, and signal."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ DID[SIGNAL_FLOW] = "The signal was sent: its step has its result."
 
 
 class FlowForms:
-    """Takes them from people who have signed in."""
+    """Accepts these forms from people who have signed in."""
 
     def __init__(self, taker: FormTaker) -> None:
         self._taker = taker
         self._actions = FlowActions(taker.actions)
 
     async def change(self, request: Request) -> View | Response:
-        """Do what a form asks for, or ask whether it is meant."""
+        """Do what a form asks for, or ask the person to confirm it."""
         form = await self._taker.form(request)
         actor, flow_id = self._taker.actor(request, form), form.get("id", "")
         reason = form.get("reason", "").strip()
@@ -60,14 +60,14 @@ def _action_in(form: Given) -> FlowAction:
 
 
 def _shown(request: Request, flow_id: str, did: str, state: str) -> Response:
-    """The page of the flow, or the list of flows where it is gone; either says what was done."""
+    """The page of the flow, or the list of flows if it is deleted. Either says what was done."""
     root = str(request.scope.get("root_path", "")) + ROOT
     rest = "" if state == PURGED else f"/{quote(flow_id)}"
     return RedirectResponse(f"{root}/flows{rest}?did={did}", 303)
 
 
 def _value(text: str) -> Any:
-    """What was typed: JSON where it is JSON, and plain text otherwise, as in a terminal."""
+    """The value of a signal: JSON if the text is JSON, plain text otherwise, as in a terminal."""
     if not text.strip():
         return None
     try:

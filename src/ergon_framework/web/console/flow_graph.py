@@ -1,8 +1,8 @@
-"""A flow as a drawing: where its steps stand on the page, and what leads from one to the next.
+"""Draws a flow: where its steps are on the page, and what leads from one to the next.
 
-Pure: how many steps stand how is told by whoever has read them. A chain goes from left to right,
-the members of a group stand below each other. Steps of one handler side by side are one box,
-however many they are, so that a drawing stays small.
+Pure: the caller has read how many steps are in which state. A chain goes from left to right, the
+members of a group are below each other. Steps of one handler side by side are one box, however many
+they are, so that a drawing stays small.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from ergon_framework.ports.flow import step_id
 from ergon_framework.web.console.formatting import number, status_chip
 
 WIDTH, HEIGHT = 176, 50
-"""Of a box, in the units of the drawing, which are pixels where there is room."""
+"""The size of a box, in the units of the drawing, which are pixels if there is room."""
 ACROSS, DOWN = 40, 14
-"""Between two boxes."""
+"""The gaps between two boxes."""
 MARGIN = 4
 MOST_IN_CHAIN, LAST_OF_CHAIN = 16, 3
-"""Parts of a chain that are drawn, and how many of them are its last ones."""
+"""How many parts of a chain are drawn, and how many of these are its last ones."""
 MOST_IN_GROUP = 10
 LETTERS = 17
-"""What fits into a box of a name."""
+"""How many letters of a name fit into a box."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Those of one box: ``count`` of them from number ``first`` on, or those of the ids."""
+    """The steps of one box: ``count`` steps from number ``first`` on, or those with the
+    given ids.
+    """
 
     title: str
     first: int = 0
@@ -38,7 +40,7 @@ class Steps:
 
     @property
     def number(self) -> int:
-        """How many."""
+        """How many steps."""
         return len(self.ids) or self.count
 
     def all_ids(self, flow_id: str) -> Iterator[str]:
@@ -50,7 +52,7 @@ class Steps:
 
 @dataclass
 class Box:
-    """Steps and the place of their box."""
+    """The steps of a box, and its place."""
 
     steps: Steps
     x: float = 0.0
@@ -59,7 +61,7 @@ class Box:
 
 @dataclass
 class _Part:
-    """A piece of the drawing, with its boxes where others are led to and from."""
+    """A piece of the drawing, with the boxes at which connections to and from it end."""
 
     width: float = 0.0
     height: float = 0.0
@@ -69,7 +71,7 @@ class _Part:
     exits: Sequence[Box] = ()
 
     def take(self, other: _Part, x: float, y: float) -> None:
-        """Put another piece into this one."""
+        """Add another piece to this one."""
         for box in other.boxes:
             box.x += x
             box.y += y
@@ -88,7 +90,7 @@ class Layout:
 
 
 def layout_of(tree: Mapping[str, Any]) -> Layout:
-    """Where everything of a flow stands; ``tree`` is how it was written."""
+    """The layout of a flow; ``tree`` is the flow as it was written."""
     part = _placed(tree)
     for box in part.boxes:
         box.x += MARGIN
@@ -97,14 +99,14 @@ def layout_of(tree: Mapping[str, Any]) -> Layout:
 
 
 def with_others(tree: Mapping[str, Any], flow_id: str, ids: Sequence[str]) -> Mapping[str, Any]:
-    """The same with those of the steps that it does not name, as one box below everything."""
+    """The same layout with the steps that it does not name, as one box below the rest."""
     named = {each for box in layout_of(tree).boxes for each in box.steps.all_ids(flow_id)}
     others = [] if _leaves_out(tree) else [each for each in ids if each not in named]
     return {"group": [tree, {"others": others}]} if others else tree
 
 
 def _leaves_out(tree: Any) -> bool:
-    """Whether the plan itself has left parts out: their steps are no others."""
+    """Whether the plan itself leaves parts out; their steps are then not drawn as others."""
     if isinstance(tree, Mapping):
         return "more" in tree or any(map(_leaves_out, tree.values()))
     return isinstance(tree, list) and any(map(_leaves_out, tree))
@@ -171,7 +173,7 @@ def _group(parts: Sequence[_Part]) -> _Part:
 
 
 def _folded_chain(parts: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The first and the last ones, with those between them as one."""
+    """The first and the last parts, with the parts between them as one box."""
     if len(parts) <= MOST_IN_CHAIN:
         return parts
     first = parts[: MOST_IN_CHAIN - LAST_OF_CHAIN]
@@ -183,13 +185,13 @@ def _folded_group(parts: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, A
         return parts
     rest = parts[MOST_IN_GROUP - 1 :]
     more = sum(int(each.get("more", 0)) for each in rest)
-    if more:  # what the plan has left out, nobody knows the steps of
+    if more:  # The numbers of steps that the plan leaves out are unknown.
         return [*parts[: MOST_IN_GROUP - 1], {"more": len(rest) - 1 + more}]
     return [*parts[: MOST_IN_GROUP - 1], _fold(rest)]
 
 
 def _fold(parts: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Parts as one box: the numbers of their steps follow each other."""
+    """Parts as one box. The numbers of their steps follow each other."""
     ranges = [each for part in parts for each in _ranges(part)]
     if not ranges:
         return {}
@@ -218,7 +220,7 @@ _BAR = (
     (JobStatus.ACTIVE, "run"),
     (JobStatus.RETRYING, "warn"),
 )
-"""How the shares of a box follow each other; what is left waits."""
+"""The order of the shares in a box's bar; the rest of the bar is waiting steps."""
 
 
 def drawing(
@@ -250,10 +252,11 @@ def drawing(
 
 def _node(box: Box, counts: Counts, link: str | None) -> dict[str, Any]:
     steps = box.steps
-    number_of = max(steps.number, sum(counts.values()))  # a part that was left out may be several
+    # A part that was left out may be several steps.
+    number_of = max(steps.number, sum(counts.values()))
     level, text = _standing(number_of, counts)
     title = steps.title
-    name = title.partition("#")[2] or title  # the box has no room for the executor
+    name = title.partition("#")[2] or title  # The box has no room for the executor.
     return {
         "title": title,
         "short": name if len(name) <= LETTERS else f"{name[: LETTERS - 1]}…",
@@ -290,11 +293,11 @@ def _standing(number_of: int, counts: Counts) -> tuple[str, str]:
 
 
 def _bar(number_of: int, counts: Counts) -> list[dict[str, Any]]:
-    """Shares in percent, from left to right."""
+    """The shares in percent, from left to right."""
     found, at = [], 0.0
     for status, kind in _BAR:
         if share := 100 * counts.get(status, 0) / number_of:
-            width = max(share, 1.5)  # one that gave up of 100,000 must be seen
+            width = max(share, 1.5)  # One dead-lettered step of 100,000 must be visible.
             found.append({"kind": kind, "left": round(min(at, 98.5), 2), "width": round(width, 2)})
             at += width
     return found
@@ -303,7 +306,7 @@ def _bar(number_of: int, counts: Counts) -> list[dict[str, Any]]:
 def _lines(
     exits: Sequence[Box], entries: Sequence[Box], done: set[int]
 ) -> Iterator[tuple[str, bool]]:
-    """Curves from each to each; of many to many, through one point between them."""
+    """Curves from each box to each. Between many and many, they meet in one point."""
     if len(exits) == 1 or len(entries) == 1:
         for left in exits:
             for right in entries:

@@ -1,4 +1,4 @@
-"""Flows as documents: the list, and one with its drawing, its steps and what it waits for."""
+"""The pages of flows: the list, and one flow with its drawing, its steps and what it waits for."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ STEP_COLUMNS = (
     "finished_at",
 )
 MOST_READ = 400
-"""Steps of a flow that are read one by one; of a larger one, those of small boxes are."""
+"""How many steps of a flow are read one by one. In a larger flow, only those of small boxes are."""
 MOST_IN_BOX = 20
-"""Steps of a box that are read one by one; those of a larger one are counted."""
+"""How many steps of a box are read one by one. The steps of a larger box are counted."""
 MOST_COUNTED = 6
-"""Large boxes that are counted: each takes some questions."""
+"""How many large boxes are counted; each takes some queries."""
 
 _STATUS = {
     FlowStatus.RUNNING: Chip("run", "running"),
@@ -69,14 +69,14 @@ _STATUS = {
 
 
 def flow_chip(status: str) -> Chip:
-    """How a flow stands."""
+    """The state of a flow."""
     return _STATUS[FlowStatus(status)]
 
 
 def flows_document(
     source: JobBackend, statuses: Sequence[FlowStatus], limit: int, cursor: str | None = None
 ) -> dict[str, Any]:
-    """A page of flows, in one of these states or in any, and what was asked for."""
+    """A page of flows, in one of these states or in any, and the filter."""
     found = flow_actions.flows_document(source, statuses, limit, cursor)
     return {**found, "filter": {"status": [each.value for each in statuses]} if statuses else {}}
 
@@ -88,7 +88,7 @@ def flow_document(
     limit: int,
     below: int | None = None,
 ) -> dict[str, Any]:
-    """One flow: why it stands as it does, its drawing, and a page of its steps."""
+    """One flow: the reasons for its state, its drawing, and a page of its steps."""
     with source.opened() as client:
         store = client.store
         flow = found_flow(store, flow_id)
@@ -105,15 +105,16 @@ def flow_document(
             "signals": signals_of(flow, store),
             "graph": _graph(flow, store),
             "filter": {"status": [each.value for each in statuses]} if statuses else {},
-            # The last one first, as everywhere, unless all of them can be told in their order.
+            # The last step first, as everywhere, unless all of them can be listed in their order.
             **page(items if below or more else items[::-1], more),
         }
 
 
 def _drawable(flow: Flow) -> Mapping[str, Any]:
-    """How a flow was written; nothing where that cannot be drawn: its steps are drawn all the same.
+    """The flow as it was written; empty if that cannot be drawn. Its steps are then drawn without
+    it.
 
-    None of our programs writes such a plan.
+    No program of ours writes such a plan.
     """
     tree = plan_tree(flow)
     try:
@@ -167,7 +168,7 @@ def _tally(ids: Iterable[str], read: Mapping[str, Job]) -> Counts:
 
 
 def _left(flow: Flow, store: FullJobStore, others: Iterable[Counts]) -> Counts:
-    """What the flow counts by itself, without the steps of the other boxes: hardly a question."""
+    """The counts of the flow less the steps of the other boxes, which needs hardly a query."""
     state = flow.state
     active, retrying = (
         store.count(Search(flow=flow.id, statuses=(status,)))
@@ -189,7 +190,7 @@ def _left(flow: Flow, store: FullJobStore, others: Iterable[Counts]) -> Counts:
 
 
 def _between(flow: Flow, store: FullJobStore, steps: Steps) -> Counts:
-    """Counted from the first step of a box to its last: steps are stored in their order."""
+    """The number of steps from a box's first to its last, because steps are stored in order."""
     if not steps.first:
         return {}
     ends = (step_id(flow.id, steps.first), step_id(flow.id, steps.first + steps.count))

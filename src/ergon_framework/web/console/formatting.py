@@ -12,7 +12,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.storage.urls import shown_url, without_password
 
 NOTHING = "\N{EN DASH}"
-"""What stands where there is nothing to tell."""
+"""The text for a value that does not exist."""
 
 
 class Figure(NamedTuple):
@@ -23,7 +23,7 @@ class Figure(NamedTuple):
 
 
 class Chip(NamedTuple):
-    """A state: its level decides colour and shape, so that it can be read without colours."""
+    """A state. Its level decides colour and shape, so that it can be read without colours."""
 
     level: str
     """``ok``, ``run``, ``wait``, ``warn`` or ``bad``."""
@@ -40,12 +40,12 @@ _STATUS = {
 }
 
 
-# Numbers, ids and quoted texts are what two errors of one cause differ in.
+# Numbers, ids and quoted texts are what differs between two errors of one cause.
 _VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|\b[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*\b|\d+")
 
 
 def error_family(handler: str, code: str, message: str) -> tuple[str, str, str]:
-    """What the errors of one cause have in common: they are counted and shown as one."""
+    """What errors of one cause have in common, so that they are counted and shown as one."""
     return handler, code, _VARIES.sub("…", message)
 
 
@@ -58,9 +58,9 @@ def status_chip(status: str) -> Chip:
 
 
 def number(value: float | None, is_more: bool = False) -> str:
-    """A count with its thousands apart, or a rate with one digit more than it needs.
+    """A count with separated thousands, or a rate with one more digit than it needs.
 
-    ``is_more``: there are as many at least.
+    ``is_more``: there are at least as many.
     """
     if value is None:
         return NOTHING
@@ -86,7 +86,7 @@ def span(seconds: float | None) -> str:
 
 
 def instant(text: str | None) -> datetime | None:
-    """An instant that is told in RFC 3339; None for anything else."""
+    """The instant of a text in RFC 3339; None for anything else."""
     if not text:
         return None
     try:
@@ -97,7 +97,7 @@ def instant(text: str | None) -> datetime | None:
 
 
 def clock(text: str | None) -> str:
-    """An instant as people read it, in UTC and to the second."""
+    """An instant in UTC, to the second, for people."""
     found = instant(text)
     return NOTHING if found is None else found.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
@@ -106,20 +106,20 @@ _PRECISE = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
 
 
 def shortened(text: str) -> str:
-    """A sentence with its instants as :func:`clock` writes them."""
+    """A sentence with its instants in the form of :func:`clock`."""
     return _PRECISE.sub(lambda found: clock(found[0]), text)
 
 
 def sentence(text: str, most: int = 200) -> str:
-    """A text that begins with a capital letter, and ends where a heading must.
+    """A text with a capital first letter, cut to the length of a heading.
 
-    All other letters stay as they are: they may be those of an id.
+    All other letters stay as they are, because they may be part of an id.
     """
     return text[:1].upper() + (text[1:] if len(text) <= most else f"{text[1:most]}…")
 
 
 def size(count: int) -> str:
-    """Bytes as people read them."""
+    """A number of bytes, for people."""
     if count < 2000:
         return f"{count:,} bytes"
     if count < 2_000_000:
@@ -128,7 +128,7 @@ def size(count: int) -> str:
 
 
 class Block(NamedTuple):
-    """A part of an explanation: a sentence, the command that it names, or the lines below it."""
+    """A part of an explanation: a sentence, the command in it, or the lines below it."""
 
     text: str
     command: str = ""
@@ -140,7 +140,7 @@ _MARK = "  | "
 
 
 def blocks(sentences: Iterable[str]) -> list[Block]:
-    """Sentences as ``ergon why`` prints them, with commands and quoted lines told apart."""
+    """The sentences of ``ergon why``, with commands and quoted lines as parts of their own."""
     found: list[Block] = []
     for each in sentences:
         if each.startswith(_MARK):
@@ -154,7 +154,7 @@ def blocks(sentences: Iterable[str]) -> list[Block]:
 
 
 def client_code(url: str) -> tuple[str, str]:
-    """What opens a store in a program, and a remark about what must not be shown of its URL."""
+    """Code that opens a store in a program, with a note about what is hidden of its URL."""
     shown = shown_url(url)
     named = json.dumps(shown or without_password(url), ensure_ascii=False)
     return f"with JobClient({named}) as client:", "" if shown else "with its password"

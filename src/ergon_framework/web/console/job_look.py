@@ -1,7 +1,7 @@
-"""One look at a job store, which costs the same however many jobs and queues there are; families
-of dead letters.
+"""Reads the state of a job store at a cost that does not grow with its jobs and queues; families of
+dead letters.
 
-``ergon top`` and ``ergon dlq`` have them, too: nothing here needs the server, which belongs to an
+``ergon top`` and ``ergon dlq`` use it, too, so nothing here needs the server, which belongs to an
 extra.
 """
 
@@ -30,22 +30,22 @@ from ergon_framework.web.console.rates import JobRates
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
 LATEST_DEAD = 100
-"""Jobs that gave up, of which the errors are compared."""
+"""How many dead-lettered jobs are read to compare their errors."""
 MOST_LOOKED_AT = 200
-"""Queues that are looked at, if there are no more."""
+"""How many queues are all counted."""
 MOST_OF_MANY = 100
-"""Where there are more: the first ones, and those with due jobs."""
+"""Where there are more queues: the first ones are counted, and those with due jobs."""
 MOST_NAMED = 1_000
-"""Queues that are counted."""
+"""How many queue names are counted."""
 MOST_COMPARED = 1000
-"""Jobs that gave up, of which the errors are compared: the latest."""
+"""How many dead-lettered jobs, the latest, are grouped by their errors."""
 MAX_MESSAGE = 160
-"""Characters of an error that stand for a family."""
+"""How many characters of an error stand for a family."""
 _WAITING = (JobStatus.PENDING, JobStatus.RETRYING)
 
 
 def seen_in(store: FullJobStore, rates: JobRates) -> JobsSeen:
-    """How a store stands, and what workers have done since the look before."""
+    """The state of a store, and what workers have done since the last read."""
     now, workers = store.now(), store.workers()
     ended = store.ended_workers()
     names = store.queue_names(limit=MOST_NAMED + 1)
@@ -102,7 +102,7 @@ def summed(queues: Iterable[Queue]) -> StatusCounts:
 
 
 def totals_of(seen: JobsSeen) -> dict[str, Any]:
-    """Jobs by status and how many queues there are, as plain values."""
+    """Jobs by status, and the number of queues, as plain values."""
     counts = {status.value: seen.total(status.value) for status in JobStatus}
     return {
         "counts": {status: number for status, (number, _) in counts.items()},
@@ -113,7 +113,7 @@ def totals_of(seen: JobsSeen) -> dict[str, Any]:
 
 
 def busiest_first(rows: Iterable[Row]) -> list[Row]:
-    """Queues by what waits and runs there, then by what gave up: those that matter come first."""
+    """Queues by how many jobs wait and run, then by dead letters: those that matter come first."""
 
     def backlog(queue: Mapping[str, Any]) -> tuple[int, int]:
         counts = queue["counts"]
@@ -123,9 +123,10 @@ def busiest_first(rows: Iterable[Row]) -> list[Row]:
 
 
 def families(jobs: Iterable[Job]) -> list[dict[str, Any]]:
-    """Families of jobs, the largest first; each is told by the message of its latest job."""
+    """Families of jobs, the largest first. The message of a family is that of its latest job."""
     found: dict[tuple[str, str, str], _Family] = {}
-    known: dict[tuple[str, str, str], _Family] = {}  # by what a job says itself: most say the same
+    # By what a job itself says, because most jobs of a family say the same.
+    known: dict[tuple[str, str, str], _Family] = {}
     for job in jobs:  # the newest first
         failure = job.last_error
         code, message = (job.why, "") if failure is None else (failure.code, failure.message)
@@ -139,7 +140,7 @@ def families(jobs: Iterable[Job]) -> list[dict[str, Any]]:
 
 
 class _Family:
-    """Jobs that gave up for the same reason."""
+    """Jobs that failed for the same reason."""
 
     def __init__(self, latest: Job, code: str, message: str) -> None:
         self._latest, self._code, self._message = latest, code, message
@@ -148,7 +149,7 @@ class _Family:
         self._queues: dict[str, None] = {}
 
     def take(self, job: Job) -> None:
-        """Count one of them."""
+        """Count one job of the family."""
         self.number += 1
         self._queues[job.queue] = None
         if job.finished_at is not None:
@@ -156,7 +157,7 @@ class _Family:
             self._last = max(self._last, job.finished_at)
 
     def view(self) -> dict[str, Any]:
-        """All of them as plain values."""
+        """The family as plain values."""
         has_ended = self._last >= self._first
         return {
             "number": self.number,

@@ -1,4 +1,4 @@
-"""The list of jobs and one job, as documents."""
+"""The list of jobs, and the page of one job."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ from ergon_framework.web.job_routes import (
 from ergon_framework.web.responses import InvalidParameterError, cursor_place
 
 SHOWN = 50
-"""Jobs on a page."""
+"""How many jobs a page has."""
 MOST_SHOWN = 100
-"""A page with more would take long to load; JSON and CSV have up to a thousand."""
+"""How many jobs a page may have; a longer one would take long to load. JSON and CSV have up to a
+thousand.
+"""
 COLUMNS = (
     "id",
     "status",
@@ -54,7 +56,7 @@ _OURS = frozenset({"format", "payloads", "did"})
 
 
 def params_of(given: Given, limit: int) -> JobsParams:
-    """The filter of a form: a field that was left empty is as one that is not there."""
+    """The filter of a form. A field that was left empty is ignored."""
     found: dict[str, Any] = {"limit": limit}
     for name in given:
         values = [value for value in given.getlist(name) if value]
@@ -75,13 +77,13 @@ def params_of(given: Given, limit: int) -> JobsParams:
         problem = "there is no such parameter"
         if first["type"] != "extra_forbidden":
             problem = str(first["msg"]).lower()
-        # Not the value: it may be what somebody searched for.
+        # Not the value, which may be what somebody searched for.
         remedy = f"leave it out; known are {known}"
         raise InvalidParameterError(field, problem, remedy) from None
 
 
 def list_document(source: JobBackend, asked: JobsParams) -> dict[str, Any]:
-    """One page of jobs, and what they were looked for by."""
+    """One page of jobs, and the filter."""
     below = None if asked.cursor is None else cursor_place(asked.cursor, Place)
     search = search_for(asked, below)
     wanted = asked.model_dump(
@@ -91,7 +93,7 @@ def list_document(source: JobBackend, asked: JobsParams) -> dict[str, Any]:
 
 
 def job_document(source: JobBackend, job_id: str, *, is_whole: bool) -> dict[str, Any]:
-    """Everything about a job; its arguments and its result only when it is whole."""
+    """Everything about a job. Its arguments and result are included only if they are wanted."""
     with source.opened() as client:
         job = client.find(job_id)
         view = shown_job(client, job, is_whole=True, workers=workers_of(client, [job]))
@@ -112,7 +114,7 @@ def job_document(source: JobBackend, job_id: str, *, is_whole: bool) -> dict[str
 
 
 def edit_document(source: JobBackend, job_id: str, *, is_whole: bool) -> dict[str, Any]:
-    """What is to be known of a job before it is sent back with other arguments."""
+    """What a person needs to see of a job before sending it back with other arguments."""
     with source.opened() as client:
         view = client.show(job_id)
         job = client.find(job_id)
@@ -136,16 +138,16 @@ def _traceback(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def readable(value: Any) -> str:
-    """Arguments or a result, laid out for people."""
+    """Arguments or a result, formatted for people."""
     return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
 MOST_READ = 20_000
-"""Characters of arguments or of a result on a page; all of them are in its JSON."""
+"""How many characters of arguments or a result a page shows; the JSON of the job has all."""
 
 
 def same_error(look: JobsLook, document: Mapping[str, Any]) -> int:
-    """How many of the latest jobs that gave up failed as this one did, this one left out."""
+    """How many of the latest dead-lettered jobs failed with the same error, without this job."""
     failure = document["last_error"]
     if document["status"] != JobStatus.FAILED or failure is None:
         return 0
@@ -159,7 +161,7 @@ def same_error(look: JobsLook, document: Mapping[str, Any]) -> int:
 
 
 def kind_of(source: JobBackend, wanted: str) -> str | None:
-    """Which page there is for an id; None where nothing has it."""
+    """The kind of page that an id has; None if nothing has this id."""
     if "\0" in wanted:
         return None
     with source.opened() as client:

@@ -1,4 +1,4 @@
-"""The journal of this machine's processes, as pages look at it."""
+"""Reads the journal of this machine's processes for pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger("ergon.web")
 T = TypeVar("T")
 
 SECONDS = 8.0
-"""For an answer of the journal."""
+"""Seconds that the journal has for an answer."""
 NOBODY_WRITES = "nobody_writes"
 NOTHING_YET = "nothing_yet"
 
@@ -30,7 +30,9 @@ _SCHEMA_REMEDY = (
 
 
 class JournalUnavailableError(BackendUnavailableError):
-    """The journal cannot be read. No command upgrades it: whoever writes it makes it anew."""
+    """The error for a journal that cannot be read. No command upgrades a journal: its writer makes
+    a new one.
+    """
 
     def __init__(self, code: str) -> None:
         remedy = _SCHEMA_REMEDY if code == StoreSchemaError.code else ""
@@ -40,7 +42,9 @@ class JournalUnavailableError(BackendUnavailableError):
 
 
 class JournalLook:
-    """Opens the file for each question: it may come and go, and is made by the first to write."""
+    """Reads the journal. The file is opened for each query, because it may come and go, and its
+    first writer makes it.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -49,22 +53,22 @@ class JournalLook:
 
     @property
     def path(self) -> Path | None:
-        """Where it is, or will be; None when the settings want none."""
+        """The path of the file, which need not exist. None when the settings want no journal."""
         try:
             return journal_path(self.settings)
-        except SettingsError:  # whoever would write it has been told
+        except SettingsError:  # The program that would write it has been told.
             return None
 
     @property
     def problem(self) -> str | None:
-        """Why there is nothing to look at."""
+        """Why there is nothing to read."""
         path = self.path
         if path is None:
             return NOBODY_WRITES
         return None if path.is_file() else NOTHING_YET
 
     async def ask(self, question: Callable[[SqliteJournal], T], otherwise: T) -> T:
-        """What the journal answers; ``otherwise`` where there is none."""
+        """Query the journal. Returns ``otherwise`` where there is none."""
         path = self.path
         if path is None or not path.is_file():
             return otherwise
@@ -76,7 +80,7 @@ class JournalLook:
         try:
             found = await self._threads.call(look)
         except StoreError as error:
-            if not self._is_away:  # logged once per outage: open pages ask each second
+            if not self._is_away:  # Logged once per outage, because open pages ask each second.
                 logger.warning("the journal does not answer: %s", error)
             self._is_away = True
             raise JournalUnavailableError(error.code) from error
@@ -84,7 +88,7 @@ class JournalLook:
         return found
 
     async def mark(self) -> str:
-        """Changes with what was written; open pages ask for it once a second."""
+        """A value that changes when the journal is written. Open pages ask for it once a second."""
         try:
             return str(await self.ask(lambda journal: journal.last(), 0))
         except BackendUnavailableError:

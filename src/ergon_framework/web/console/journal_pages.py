@@ -1,4 +1,4 @@
-"""What processes told, as documents: the journal, traces, and what came of tasks."""
+"""The pages of the journal, of traces, and of tasks with their latest transactions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TASK_COLUMNS = (
 )
 MOST_TRACES = 100
 MOST_ROWS = 150
-"""Spans that a waterfall draws."""
+"""How many spans a waterfall draws."""
 MAX_TEXT = 240
 _BAD = ("failed", "died", "dead_lettered", "lost", "refused", "stalled", "damaged", "exhausted")
 _WARN = ("opened", "abandoned", "retrying", "late", "missing", "held", "quarantined", "sealed")
@@ -46,7 +46,7 @@ _GOOD = ("completed", "closed", "back", "found", "replayed", "repaired")
 
 
 def query_of(given: Mapping[str, str]) -> JournalQuery:
-    """The filter of a form; names are separated by commas."""
+    """The filter of a form. Names are separated by commas."""
     return JournalQuery(
         names=tuple(each.strip() for each in given.get("name", "").split(",") if each.strip()),
         unit=given.get("unit", "").strip(),
@@ -87,7 +87,7 @@ def entry_view(entry: JournalEntry) -> dict[str, Any]:
 
 
 def level_of(entry: JournalEntry) -> str:
-    """How bad what it tells is."""
+    """The level of an entry, by what it reports."""
     if entry.name.endswith(_BAD) or entry.fields.get("failure") is not None:
         return "bad"
     if entry.name.endswith(_WARN):
@@ -99,7 +99,7 @@ def level_of(entry: JournalEntry) -> str:
 
 
 async def traces_document(look: JournalLook, *, failed_only: bool) -> dict[str, Any]:
-    """The latest traces, the newest first, and whether any are recorded at all."""
+    """The latest traces, the newest first, and whether traces are recorded at all."""
     spans: list[SpanRecord] = await look.ask(lambda journal: journal.latest_spans(LATEST_SPANS), [])
     rows = [
         {**row, "began_at": moment(row["began_at"])}
@@ -115,7 +115,7 @@ async def traces_document(look: JournalLook, *, failed_only: bool) -> dict[str, 
 
 
 async def trace_document(look: JournalLook, asked: str) -> dict[str, Any]:
-    """One trace as a waterfall: each span behind its parent, all on one axis of time."""
+    """One trace as a waterfall: each span after its parent, all on one time axis."""
 
     def find(journal: SqliteJournal) -> Trace | None:
         try:
@@ -165,7 +165,7 @@ def _placed(row: Mapping[str, Any], length: float) -> dict[str, Any]:
 
 
 async def tasks_document(look: JournalLook) -> dict[str, Any]:
-    """The tasks of the settings, with what came of their latest transactions."""
+    """The tasks of the settings, with the outcomes of their latest transactions."""
     names = tuple(LIFECYCLE_SPAN.values())
     spans: list[SpanRecord] = await look.ask(
         lambda journal: journal.latest_spans(LATEST_SPANS, names), []

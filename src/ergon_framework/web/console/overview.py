@@ -1,4 +1,4 @@
-"""The overview and the queues: one look at the job store, shared by all who watch."""
+"""The overview and the queues: one read of the job store, shared by everybody who watches."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ from ergon_framework.web.job_routes import queues_page
 from ergon_framework.web.responses import BackendUnavailableError, cursor_text, page
 
 REFRESH = 15.0
-"""Seconds after which open pages are shown anew even if nothing was counted: ages grow."""
+"""Seconds after which open pages reload even if no count has changed, because ages grow."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobsLook:
-    """What a look at the job store has shown."""
+    """The result of one read of the job store."""
 
     seen: JobsSeen
     rates: Mapping[str, Any]
     mark: str
-    """Changes with what there is to see, and now and then."""
+    """A text that changes when there is something new to show, and now and then."""
 
 
 class Overview(NamedTuple):
-    """How everything stands."""
+    """The state of everything."""
 
     jobs: JobsLook | None
-    """None when there is no job store, or when it does not answer."""
+    """The job store. None when there is none, or when it does not answer."""
     parts: Sequence[tuple[str, str | None]]
-    """Titles of all parts, with the code of what is wrong."""
+    """The titles of all backends, with the error codes of those that fail."""
 
 
 class Watch:
-    """Looks at everything for all pages of a server."""
+    """Reads everything for all pages of a server."""
 
     def __init__(self, pool: BackendPool) -> None:
         self._pool = pool
@@ -69,12 +69,12 @@ class Watch:
         self._parts = SharedLook(self._look_at_parts)
 
     async def jobs(self) -> JobsLook | None:
-        """The job store; None when the settings have none."""
+        """The job store. None when the settings have none."""
         return None if self._pool.backends.jobs is None else await self._jobs.get()
 
     async def overview(self) -> Overview:
-        """Everything; what does not answer is told as such."""
-        # Side by side: parts on a server that hangs take all their time, each.
+        """Everything. Backends that do not answer are marked."""
+        # Concurrently: every backend that hangs takes all of its time.
         (jobs, first), others = await asyncio.gather(self._jobs_or_why(), self._parts.get())
         return Overview(jobs, [*first, *others])
 
@@ -93,7 +93,7 @@ class Watch:
         return "none" if jobs is None else jobs.mark
 
     async def counts(self) -> dict[str, Figure]:
-        """What the navigation shows beside its links; nothing while the store is away."""
+        """The counts beside the links; none while the store is away."""
         try:
             jobs = await self.jobs()
         except BackendUnavailableError:
@@ -137,7 +137,7 @@ def _seen(client: JobClient, rates: JobRates) -> JobsLook:
 
 
 def _mark(seen: JobsSeen) -> str:
-    """From what has been counted; not from ages, which change all the time."""
+    """A text made of the counts, but not of ages, which change all the time."""
     counts = [(queue["name"], queue["paused"], queue["counts"]) for queue in seen.queues]
     workers = [(each["id"], each["state"], each["busy"]) for each in seen.workers]
     told = msgspec.json.encode((counts, seen.totals, workers, int(seen.now / REFRESH)))
@@ -194,7 +194,7 @@ def _jobs_document(look: JobsLook) -> dict[str, Any]:
 
 
 def queue_rows(look: JobsLook, queues: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Queues with their state in words and what is done in them per second."""
+    """Queues with their state in words and their rates per second."""
     rates = look.rates["queues"]
     is_known = look.rates["seconds"] is not None
     taken = TakenQueues(look.seen.workers)
@@ -211,7 +211,7 @@ def queue_rows(look: JobsLook, queues: Iterable[Mapping[str, Any]]) -> list[dict
 def queues_document(
     source: JobBackend, look: JobsLook, prefix: str, after: str, limit: int
 ) -> dict[str, Any]:
-    """A page of queues whose names begin so, and how many these are."""
+    """A page of queues whose names begin in a given way, and how many there are of these."""
     with source.opened() as client:
         store = client.store
         number = look.seen.number or 0, look.seen.are_more

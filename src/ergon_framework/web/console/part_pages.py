@@ -1,4 +1,4 @@
-"""Zones and providers, as documents."""
+"""The pages of zones and of providers."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ ZONE_COLUMNS = ("zone", "up", "source", "problem", "quarantined", "lost_facts")
 
 
 async def zones_document(pool: BackendPool) -> dict[str, Any]:
-    """Every zone of the settings, as its node or its folder tells."""
+    """Every zone of the settings, as its node or its folder reports it."""
     rows = await asyncio.gather(*(zone_state(pool, name) for name in pool.backends.zones))
     return {"items": sorted(rows, key=lambda row: str(row["zone"]))}
 
 
 def zone_chip(zone: Mapping[str, Any]) -> Chip:
-    """How a zone stands, in a word or two."""
+    """The state of a zone, in a word or two."""
     if not zone["up"]:
         return Chip("bad", "does not answer")
     if zone.get("alerts"):
@@ -68,7 +68,7 @@ def _figures(source: ProviderBackend) -> ProviderStats | None:
 
 
 def provider_rows(found: ProviderStats) -> list[dict[str, Any]]:
-    """A row for each capability, from lists that each tell one thing about it."""
+    """A row for each capability, made from lists that each have one value of it."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for provider, capability in sorted(_named(found)):
         rows[provider, capability] = {
@@ -87,7 +87,7 @@ def provider_rows(found: ProviderStats) -> list[dict[str, Any]]:
         rows[ended[:2]].update({name: getattr(ended, name) for name in names})
     for quota in found.quotas:
         rows[quota[:2]].update(quota_used=quota.used, quota_limit=quota.limit)
-    for failure in reversed(found.failures):  # the most frequent is told last, and stays
+    for failure in reversed(found.failures):  # The most frequent one comes last, and stays.
         rows[failure[:2]]["latest_reason"] = failure.what
     return [{**row, "state": provider_chip(row)._asdict()} for row in rows.values()]
 
@@ -98,7 +98,7 @@ def _named(found: ProviderStats) -> Iterable[tuple[str, str]]:
 
 
 def provider_chip(row: Mapping[str, Any]) -> Chip:
-    """How a capability stands, in a word or two."""
+    """The state of a capability, in a word or two."""
     if row["open"]:
         return Chip("bad", "circuit open")
     if row["half_open"]:

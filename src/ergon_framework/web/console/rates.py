@@ -1,6 +1,6 @@
-"""How fast work is done, from the totals that workers leave in their heartbeats; what waits.
+"""How fast jobs are done, from the totals in the heartbeats of workers, and how many wait.
 
-Only what happened between two looks is known, so the first look after a pause tells no rate.
+A rate is what happened between two reads, so the first read after a pause has none.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ergon_framework.ports.jobstore import WorkerRecord
 from ergon_framework.web.totals import JobCounters
 
 KEPT = 3600.0
-"""Seconds of looks that are remembered."""
+"""Seconds for which reads are remembered."""
 SPACING = 5.0
-"""Seconds between two that are remembered."""
+"""Seconds between two reads that are remembered."""
 WINDOW = 60.0
-"""Seconds over which a rate is told."""
+"""Seconds over which a rate is computed."""
 POINTS = 60
-"""Points of a chart."""
+"""How many points a chart has."""
 
 _DONE = tuple(OUTCOMES.index(each) for each in ("completed", "failed"))
 _FAILED = OUTCOMES.index("failed")
@@ -31,13 +31,13 @@ class _Look(NamedTuple):
     at: float
     totals: Mapping[str, Sequence[float]]
     whole: Sequence[float]
-    """The totals of all queues together; empty where no worker has told any."""
+    """The totals of all queues together; empty if no worker has sent any."""
     backlog: int
     oldest_due: float
 
 
 class JobRates:
-    """Remembers totals, look by look. One thread at a time may note."""
+    """Remembers totals, read by read. Only one thread at a time may call ``note``."""
 
     def __init__(self) -> None:
         self._counters = JobCounters()
@@ -51,26 +51,28 @@ class JobRates:
         backlog: int = 0,
         oldest_due: float | None = None,
     ) -> None:
-        """Take in what workers say by now; ``now`` is by the clock of their store.
+        """Add what workers report now; ``now`` is by the clock of their store.
 
-        ``backlog``: how many jobs wait; ``oldest_due``: for how many seconds one has.
+        ``backlog``: how many jobs wait. ``oldest_due``: for how many seconds the oldest has been
+        due.
         """
         self._counters.families(records, now)
         totals = {queue: tuple(each) for queue, each in self._counters.totals().items()}
         whole = tuple(sum(each) for each in zip(*totals.values(), strict=True))
         found = _Look(now, totals, whole, backlog, oldest_due or 0.0)
         looks = self._looks
-        # The last one is replaced while it is close to the one before it: a rate needs the newest.
+        # The last one is replaced while it is close to the one before it, because a rate needs the
+        # newest.
         if len(looks) > 1 and now - looks[-2].at < SPACING:
             looks.pop()
-        if looks and now < looks[-1].at:  # the clock was set back
+        if looks and now < looks[-1].at:  # The clock was set back.
             looks.clear()
         looks.append(found)
         while now - looks[0].at > KEPT:
             looks.popleft()
 
     def document(self) -> dict[str, Any]:
-        """Rates by queue and in all; numbers are None while only one look is known."""
+        """The rates by queue and in total. Numbers are None after one read only."""
         base = self._base()
         if base is None:
             nothing = {"seconds": None, "done": None, "failed": None, "p50": None, "p95": None}
@@ -93,7 +95,7 @@ class JobRates:
         }
 
     def _base(self) -> _Look | None:
-        """The earliest look of the last minute, or the one before the last."""
+        """The earliest read of the last minute, or the one before the last."""
         if len(self._looks) < 2:
             return None
         last = self._looks[-1].at
@@ -102,9 +104,10 @@ class JobRates:
         return base if base.at < last else None
 
     def _charts(self) -> dict[str, list[list[float]]]:
-        """Places in time, from 0 to 1, and numbers, of which no two lie too close to draw.
+        """Points of a chart: the time from 0 to 1, and a number. No two points are too close to
+        draw.
 
-        A rate and a duration are of the time up to its place; from the first look on.
+        A rate and a duration are those of the time before their point, from the first read on.
         """
         looks = list(self._looks)[:: max(1, len(self._looks) // POINTS)]
         if looks[-1] is not self._looks[-1]:
@@ -142,7 +145,7 @@ def _grown(before: _Look, after: _Look, queue: str) -> list[float]:
 
 
 def _growth(old: Sequence[float], new: Sequence[float]) -> list[float]:
-    """How much totals have grown; those that were not there before, from nothing."""
+    """How much totals have grown. Totals that are new have grown from nothing."""
     return [b - a for a, b in zip(old or (0.0,) * len(new), new, strict=True)]
 
 
@@ -151,7 +154,7 @@ def _done(numbers: Sequence[float]) -> float:
 
 
 def quantile(numbers: Sequence[float], share: float) -> float | None:
-    """The upper end of the bucket in which such a share of attempts lies; None without attempts."""
+    """The upper bound of the bucket in which this share of attempts lies; None without attempts."""
     counts = numbers[len(OUTCOMES) : -1]
     wanted, seen = share * sum(counts), 0.0
     if not wanted:

@@ -1,4 +1,6 @@
-"""Pages that only show: flows, a capability, a zone, tasks, traces, the journal, the settings."""
+"""Pages that change nothing: flows, a capability, a zone, tasks, traces, the journal,
+the settings.
+"""
 
 from __future__ import annotations
 
@@ -65,12 +67,12 @@ from ergon_framework.web.responses import (
 Shown = Callable[[Request], Awaitable[View | Response]]
 S = TypeVar("S", bound=StrEnum)
 SHOWN, MOST_TOLD = 50, 100
-"""Rows on a page, and entries of the journal."""
+"""How many rows a page has, and how many entries of the journal."""
 _CONTENT = ("envelope", "fact")
 
 
 class ReadingPages:
-    """What is looked at and not changed here."""
+    """The pages that change nothing."""
 
     def __init__(self, pool: BackendPool) -> None:
         self._pool = pool
@@ -80,16 +82,16 @@ class ReadingPages:
         self._traces_look = SharedLook(partial(traces_document, self._journal, failed_only=False))
 
     async def mark(self) -> str:
-        """Changes with what there is to see in the journal; asked for once for all who watch."""
+        """A value that changes when the journal has something new; one query for all who watch."""
         return await self._journal_mark.get()
 
     async def has_trace(self, unit: str) -> bool:
-        """Whether a trace tells of something with this id."""
+        """Whether a trace mentions this id."""
         found: list[str] = await self._journal.ask(lambda journal: journal.traces_of(unit), [])
         return bool(found)
 
     def pages(self) -> dict[str, Shown]:
-        """By their paths below the console."""
+        """The pages by their paths below the console."""
         return {
             "/flows": self._flows,
             "/flows/{flow_id:path}": self._flow,
@@ -197,7 +199,7 @@ class ReadingPages:
             flow_document, self._pool.jobs(), flow_id, statuses, _most(request), below
         )
         found = await self._pool.call("jobs", question)
-        # Beside the loop, as a file that is locked makes one wait.
+        # In a thread, because a locked file makes the caller wait.
         found["changes"] = await asyncio.to_thread(changes_of, self._pool.audit, flow_id, OF_FLOWS)
         extra: dict[str, Any] = {
             "actions": [FLOW_ACTIONS[name] for name in found["actions"]],
@@ -224,7 +226,7 @@ def _cursor(request: Request) -> str | None:
 
 
 def chosen(given: Given, states: type[S]) -> list[S]:
-    """The states of a filter; a field that was left empty is as one that is not there."""
+    """The states of a filter. A field that was left empty is ignored."""
     try:
         return [states(each) for each in given.getlist("status") if each]
     except ValueError:

@@ -1,7 +1,7 @@
-"""Refusals from outside of the pages, such as a busy server's, as a page for whoever reads pages.
+"""Shows refusals from outside of the console, such as those of a busy server, as pages to people.
 
-They are decided before the console is asked, or for paths that are none of its own, and are JSON.
-The page has its style in itself: a server that is too busy for a page is too busy for a stylesheet.
+They are decided before the console is called, or for paths outside of it, and are JSON. The page
+contains its own style: a server that is too busy for a page is too busy for a stylesheet.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ergon_framework.web.console.formatting import sentence
 from ergon_framework.web.middleware import CONSOLE, PROBES, route_path
 
 FOR_PROGRAMS = ("/api/", "/metrics", "/openapi.json", *sorted(PROBES))
-"""What the paths begin with whose refusals are JSON for everybody."""
+"""The beginnings of paths whose refusals are JSON for everybody."""
 MOST = 64 * 1024
-"""Bytes of a refusal that is made a page; a longer one is passed on as it is."""
+"""How many bytes a refusal may have to become a page; a longer one is passed on as it is."""
 _STYLE = """
 :root{color-scheme:light dark;--bg:#f6f7f9;--card:#fff;--ink:#16181d;--soft:#5b6270;--line:#dfe2e8;
 --act:#2450c8}
@@ -69,13 +69,13 @@ _PAGE = """<!doctype html>
 
 
 class RefusalPages:
-    """Shows refusals of the application as pages to those who ask for pages."""
+    """Turns refusals of the application into pages for requests that ask for pages."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and its answer back; a refusal in JSON becomes a page."""
+        """Pass a request on, and its response back. A refusal in JSON becomes a page."""
         if scope["type"] != "http" or not wants_page(scope):
             await self._app(scope, receive, send)
             return
@@ -84,7 +84,7 @@ class RefusalPages:
 
 
 class _Held:
-    """The answer to one request: held back while it is a refusal that has not come as a whole."""
+    """The response to one request. A refusal is held back until it is complete."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope, self._send = scope, send
@@ -92,7 +92,7 @@ class _Held:
         self._body = b""
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer, or keep it."""
+        """Send a part of the response, or keep it."""
         if message["type"] == "http.response.start" and _is_refusal(message):
             self._start = message
         elif self._start is None or message["type"] != "http.response.body":
@@ -115,14 +115,14 @@ class _Held:
 
 
 def wants_page(scope: Scope) -> bool:
-    """Whether a person with a browser asks, and not for something that only programs read."""
+    """Whether a person with a browser asks, and not for a path that only programs read."""
     if scope["method"] == "HEAD" or route_path(scope).startswith(FOR_PROGRAMS):
         return False
     return named_format(Request(scope)) == "html"
 
 
 def page_of(scope: Scope, refusal: Response) -> Response:
-    """A refusal as the page of whoever wants one; as it is for others."""
+    """The refusal as a page, if the request wants one, and unchanged otherwise."""
     if not wants_page(scope):
         return refusal
     told = _told(bytes(refusal.body))
@@ -135,7 +135,7 @@ def _is_refusal(start: Message) -> bool:
 
 
 def _kept(start: Message) -> list[tuple[bytes, bytes]]:
-    """The headers that say something of the refusal, and not of its JSON."""
+    """The headers that concern the refusal itself, and not its JSON."""
     replaced = {b"content-type", b"content-length", *(name.lower().encode() for name in SAFETY)}
     replaced |= {b"cache-control"}
     return [each for each in start["headers"] if each[0].lower() not in replaced]
@@ -147,7 +147,7 @@ def _page_of(scope: Scope, start: Message, body: bytes) -> Response | None:
 
 
 def _told(body: bytes) -> Mapping[str, Any] | None:
-    """What a refusal of ours says; None of anything else."""
+    """The text of a refusal of this server; None for anything else."""
     try:
         found = json.loads(body)
     except ValueError:

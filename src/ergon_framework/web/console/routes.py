@@ -137,19 +137,19 @@ QUEUE_COLUMNS = (
     "pinned_version",
 )
 MOST_QUEUES = 100
-"""Queues on a page."""
+"""How many queues a page shows."""
 MOST_FAMILIES = 30
-"""Families of dead letters on a page: each has forms."""
+"""How many families of dead letters a page shows; each has forms."""
 MANY_WATCHERS = 10
-"""Open pages from which on they share what is shown: it may be a second old then."""
+"""The number of open pages from which on they share what is shown; it may then be a second old."""
 _SHARED = ("", "/queues", "/jobs", "/flows", "/dead-letters", "/workers")
-"""Pages that follow what happens, and look the same for all with one role."""
+"""The pages that are updated while open, and look the same for everybody with one role."""
 FIGURES_TIMEOUT = 1.0
-"""Seconds that a page which is ready waits for the figures beside it."""
+"""Seconds that a finished page waits for the figures beside it."""
 
 
 class _PageFailedError(ErgonError):
-    """Something that is not foreseen; the caller gets none of its text."""
+    """The error for what nobody has foreseen. The caller gets none of its text."""
 
     code = "internal"
 
@@ -178,9 +178,10 @@ class Console:
         return f"{await self._watch.mark()}-{await self._reading.mark()}"
 
     def router(self) -> APIRouter:
-        """All pages. They are no part of the API, whose lists stay as they are.
+        """All pages. They are not part of the API, whose lists stay as they are.
 
-        They are routes of Starlette: FastAPI would read parameters that none of them declares.
+        They are routes of Starlette, because FastAPI would read parameters that none of them
+        declares.
         """
         router = APIRouter(include_in_schema=False)
         pages: dict[str, Shown] = {
@@ -202,7 +203,8 @@ class Console:
             router.add_route(path, self._entrance, ["GET"])
         router.add_route(f"{ROOT}/static/{{name}}", self._static, ["GET"])
         router.add_api_route(EVENTS, self._changes, response_model=None)  # which refuses HEAD
-        for path in ("/jobs/", "/flows/", "/traces/"):  # else of an id without a letter
+        # Before the pages of one thing: otherwise these would be addresses with an empty id.
+        for path in ("/jobs/", "/flows/", "/traces/"):
             router.add_route(ROOT + path, self._slashed, ["GET"])
         for path, show in pages.items():
             page = self._page(show, may_share=path in _SHARED)
@@ -233,7 +235,8 @@ class Console:
             is_many = may_share and self._events.watchers >= MANY_WATCHERS
             if not is_many or format_of(request) != "html" or "did" in request.query_params:
                 return await self._answer(request, show, session)
-            # One rendering for all viewers of a role; what belongs to each is filled in afterwards.
+            # One rendering for all viewers with a role. What belongs to one viewer is filled in
+            # afterwards.
             shared = self._placeholders.session(session)
             who = None if shared is None else (shared.role, shared.is_proxied)
             question = (
@@ -251,7 +254,7 @@ class Console:
     async def _answer(
         self, request: Request, show: Shown, session: BrowserSession | None
     ) -> Response:
-        # Beside the page, which would else wait twice for a store that hangs.
+        # Concurrently with the page, which would otherwise wait twice for a store that hangs.
         figures = asyncio.ensure_future(self._figures(request))
         problem: ErgonError
         try:
@@ -262,15 +265,19 @@ class Console:
             return self._answers.show(request, found, frame, found.status)
         except ErgonError as error:
             problem = error
-        except ClientDisconnect:  # before all of its form had come: nobody reads an answer
+        # The client left before its whole form had come, so nobody reads an answer.
+        except ClientDisconnect:
             return Response(status_code=400)
-        except Exception:  # a row that nobody of ours has written, say: a person reads a page
+        # For example a row that no version of Ergon has written; a person reads this page.
+        except Exception:
             logger.exception("the page %s failed", request.url.path)
             problem = _PageFailedError()
         return self._answers.error(request, problem, await self._frame(request, figures, session))
 
     async def _in_time(self, request: Request, show: Shown) -> View | Response:
-        """What is shown; an error before the request is cut off, which gives no page."""
+        """Render a page. Raises an error before the request's time is over, which would give no
+        page.
+        """
         seconds = self._pool.page_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -286,20 +293,20 @@ class Console:
         figures: asyncio.Task[Mapping[str, Figure]],
         session: BrowserSession | None,
     ) -> Frame:
-        """What stands around a page, which waits for its figures a moment at most."""
+        """What every page has around its content. It waits for its figures only for a moment."""
         await asyncio.wait({figures}, timeout=FIGURES_TIMEOUT)
         did = _DID.get(request.query_params.get("did", ""))
         counts = figures.result() if figures.done() else {}
         return Frame(counts, self._taker.sessions is not None, session, did)
 
     async def _figures(self, request: Request) -> Mapping[str, Figure]:
-        """What stands beside the links; strangers at the door are told none."""
+        """The figures beside the links. People who have not signed in get none."""
         is_stranger = CALLER not in request.scope
         if is_stranger or format_of(request) != "html":
             return {}
         try:
             return await self._watch.counts()
-        except Exception:  # pages that need none of what cannot be read are shown all the same
+        except Exception:  # Pages that do not need the store that fails are shown all the same.
             logger.exception("the figures beside the pages cannot be told")
             return {}
 
@@ -316,7 +323,7 @@ class Console:
         return self._answers.file(name)
 
     async def _slashed(self, request: Request) -> Response:
-        """A slash too many leads on."""
+        """Redirect an address with one slash too many."""
         query = request.url.query
         return RedirectResponse(path_of(request).rstrip("/") + (f"?{query}" if query else ""), 307)
 
@@ -411,7 +418,7 @@ class Console:
         return View("providers.html", "Providers", found, found["items"], PROVIDER_COLUMNS)
 
     async def _asked(self, document: Callable[[JobBackend], dict[str, Any]]) -> dict[str, Any]:
-        """What the job store answers."""
+        """The answer of the job store."""
         return await self._pool.call("jobs", partial(document, self._pool.jobs()))
 
     async def _find(self, request: Request) -> Response:
@@ -423,10 +430,10 @@ class Console:
         missing: ErgonError | None = None
         try:
             kind = await self._pool.call("jobs", partial(kind_of, self._pool.jobs(), wanted))
-            if not kind and given != wanted:  # an id may begin or end with a blank
+            if not kind and given != wanted:  # An id may begin or end with a space.
                 kind = await self._pool.call("jobs", partial(kind_of, self._pool.jobs(), given))
                 wanted = given if kind else wanted
-        except ErgonError as error:  # a trace is found without a store of jobs
+        except ErgonError as error:  # A trace is found without a job store.
             kind, missing = None, error
         if kind:
             return RedirectResponse(address_of(f"{root}/{kind}", wanted), 303)
@@ -439,7 +446,7 @@ class Console:
         )
 
     async def _entry(self, request: Request) -> View:
-        """The form to sign in with; looking at it uses nothing up."""
+        """The form to sign in with. Opening it uses nothing up."""
         extra = {
             "once": request.query_params.get("once", ""),
             "has_tokens": self._sessions().has_tokens,
@@ -469,7 +476,7 @@ class Console:
             cookie,
             max_age=int(LIFETIME),
             path=request.scope.get("root_path", "") or "/",
-            # A header that says so may be false, and makes it only stricter.
+            # A header that says so may be false, and only makes the cookie stricter.
             secure="https" in (request.url.scheme, request.headers.get("x-forwarded-proto")),
             httponly=True,
             samesite="strict",
@@ -484,12 +491,13 @@ class Console:
         return answer
 
     async def _change(self, request: Request) -> View | Response:
-        """Do what a form asks for, or ask whether it is meant."""
+        """Do what a form asks for, or ask the person to confirm it."""
         form = await self._taker.form(request)
         actor, action = self._taker.actor(request, form), action_in(form)
         is_sure = form.get("sure") == "yes"
         job_id = form.get("id", "")
-        if "id" in form and not job_id:  # without the field, a filter chooses: an empty one, all
+        # Without the field, the filter chooses; an empty filter chooses all.
+        if "id" in form and not job_id:
             raise InvalidParameterError("id", "is empty", "send the id of a job", where="form")
         if job_id:
             if action.asks_first and not is_sure:
@@ -510,7 +518,7 @@ class Console:
         return View("changed.html", f"{action.title}: done", document, extra=extra)
 
     async def _pause(self, request: Request) -> Response:
-        """Pause or resume a queue; either undoes the other, so that neither asks."""
+        """Pause or resume a queue. Either undoes the other, so no confirmation is needed."""
         form = await self._taker.form(request)
         actor, wanted = self._taker.actor(request, form), form.get("action", "")
         if wanted not in (PAUSE, RESUME):
@@ -521,7 +529,7 @@ class Console:
         return RedirectResponse(f"{_root(request)}/queues?name={quote(queue)}&did={wanted}", 303)
 
     async def _audit(self, request: Request) -> View:
-        """The audit log, for those who may read it: it tells of people."""
+        """The audit log, for those who may read it, because it is about people."""
         if request.scope.get(ROLE) is not CallerRole.ADMIN:
             remedy = f'write admins = ["{caller_of(request.scope)}"] under [server] in the settings'
             if request.scope.get(PROXIED):
@@ -530,7 +538,7 @@ class Console:
         limit = SHOWN if format_of(request) == "html" else MAX_PAGE
         search = audit_search(request.query_params)
         question = partial(audit_document, self._pool.audit, search, limit)
-        # Beside the loop, as a file that is locked makes one wait.
+        # In a thread, because a locked file makes the caller wait.
         found = await asyncio.to_thread(question)
         extra: dict[str, Any] = {"known": AUDITED, "target_address": target_address}
         extra |= {"outcome_chip": outcome_chip, "following": None}
@@ -539,7 +547,7 @@ class Console:
         return View("audit.html", "Audit log", found, found["items"], AUDIT_COLUMNS, extra)
 
     async def _edit_page(self, request: Request) -> View:
-        """The form with the arguments of a dead letter; they are shown to whoever asks for them."""
+        """The form with the arguments of a dead letter, for a person who has asked for them."""
         self._taker.operator(request)
         job_id, may_show = unit_of(request, "job_id"), self._pool.shows_payloads
         is_whole = may_show and request.query_params.get("payloads") in ("true", "1")
@@ -552,7 +560,7 @@ class Console:
         return _edit_view(document, form, may_show=may_show and not is_whole)
 
     async def _edit(self, request: Request) -> View | Response:
-        """Store the edited job; a form with a mistake is shown again with what was typed."""
+        """Store the edited job. A form with a mistake is shown again with what was typed."""
         form = await self._taker.form(request)
         actor, job_id = self._taker.actor(request, form), unit_of(request, "job_id")
         try:
@@ -576,7 +584,7 @@ class Console:
     async def _look(self) -> JobsLook:
         found = await self._watch.jobs()
         if found is None:
-            self._pool.jobs()  # says that there is no job store, and where to name one
+            self._pool.jobs()  # The answer says that there is no job store, and where to name one.
             raise AssertionError
         return found
 
@@ -601,7 +609,7 @@ def _edit_view(
 
 
 def _question(action: Action, form: Given, asked: BulkQuestion) -> View:
-    """What would be done, and to how many: nothing has been changed."""
+    """The page that asks for confirmation: what would be done, and to how many jobs."""
     document = {"action": action.name, "would_change": asked.number, "filter": asked.wanted}
     extra: dict[str, Any] = {"action": action, "most": MOST_AT_ONCE}
     extra["reason"] = form.get("reason", "")
@@ -610,14 +618,14 @@ def _question(action: Action, form: Given, asked: BulkQuestion) -> View:
 
 
 def _listed(wanted: Mapping[str, Any]) -> str:
-    """Where the jobs are, or the only one, that a form is about."""
+    """The list of the jobs, or the page of the only one, that a form is about."""
     if "id" in wanted:
         return address_of("/jobs", wanted["id"][0])
     return f"/jobs?{urlencode(wanted, doseq=True)}" if wanted else "/jobs"
 
 
 def _part_of(request: Request, shown: int) -> tuple[int, str | None]:
-    """How many rows of a list are asked for, and behind which place."""
+    """How many rows of a list are wanted, and after which place."""
     most = shown if format_of(request) == "html" else MAX_PAGE
     return most, request.query_params.get("cursor") or None
 
@@ -643,8 +651,8 @@ def _root(request: Request) -> str:
 def console_routes(
     pool: BackendPool, sessions: Sessions | None, stopping: threading.Event
 ) -> APIRouter:
-    """The routes of the console; without ``sessions``, nobody can sign in to act.
+    """The routes of the console. Without ``sessions``, nobody can sign in to act.
 
-    Pages that are open are let go when it is ``stopping``.
+    Open pages are closed when ``stopping`` is set.
     """
     return Console(pool.over(for_pages(pool.backends)), sessions, stopping).router()

@@ -22,7 +22,7 @@ _OURS = ("store", "telemetry", "server", "connectors", "services", "policies", "
 
 
 def settings_document(settings: Settings, environ: Mapping[str, str] | None = None) -> Any:
-    """Every setting with its value and where that comes from."""
+    """Every setting with its value and the value's origin."""
     environ = os.environ if environ is None else environ
     variables = {name.upper() for name in environ if name.upper().startswith("ERGON_")}
     sections: list[tuple[str, Any]] = [(name, getattr(settings, name)) for name in _OURS]
@@ -38,14 +38,14 @@ def settings_document(settings: Settings, environ: Mapping[str, str] | None = No
 def _rows(section: str, value: Any, variables: Iterable[str]) -> Iterator[dict[str, Any]]:
     for path, shown, is_set in leaves(value, (), is_set=False):
         if not path:
-            continue  # a table without entries
+            continue  # A table without entries.
         name = "__".join(("ERGON_" + section, *path)).upper()
         origin = "variable" if name in variables else ("settings" if is_set else "default")
         yield {"section": section, "key": ".".join(path), "value": shown, "from": origin}
 
 
 def leaves(value: Any, path: tuple[str, ...], *, is_set: bool) -> Iterator[tuple[Any, str, bool]]:
-    """Every value below another one: its path, its text, and whether somebody has given it."""
+    """Every value below another one: its path, its text, and whether it was set."""
     if isinstance(value, BaseModel):
         given = value.model_fields_set
         for name, inner in value:
@@ -61,7 +61,7 @@ def leaves(value: Any, path: tuple[str, ...], *, is_set: bool) -> Iterator[tuple
 
 
 def text_of(value: Any, name: str) -> str:
-    """A value as text; nothing of it where it may be a secret."""
+    """A value as text. A value that may be a secret is not shown."""
     if isinstance(value, SecretStr):
         value = value.get_secret_value()
         return shown_url(value) or HIDDEN
@@ -80,5 +80,5 @@ def text_of(value: Any, name: str) -> str:
         return redacted_text(text)
     if isinstance(value, list | tuple | set | frozenset):
         return ", ".join(text_of(each, name) for each in value) or "none"
-    # A part may keep anything in its settings; what is not known is not shown.
+    # A part may keep anything in its settings, so values of unknown types are not shown.
     return "none" if isinstance(value, Mapping) else type(value).__name__

@@ -1,4 +1,4 @@
-"""What many viewers of a page share: one look at a store, and one rendering for all of a role."""
+"""Shares between the viewers of a page one read of a store, and one rendering for each role."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ergon_framework.web.sessions import BrowserSession
 T = TypeVar("T")
 
 FRESH = 1.0
-"""Seconds for which an answer is handed to others."""
+"""Seconds for which an answer is shared."""
 SHARE, LONGEST = 10.0, 15.0
-"""An answer that took long is kept so many times as long, up to a bound, in seconds: looking takes
-about a tenth of the time.
+"""An answer that took long is kept so many times as long, up to a number of seconds, so that
+reading takes about a tenth of the time.
 """
 
 
 class SharedLook(Generic[T]):
-    """An answer that is shared, also while it is being looked for; one of a failure is not kept.
+    """An answer that is shared, also while it is being made. Failures are not kept.
 
-    Counting what a store holds takes longer the more it holds. With this, a page costs the store no
-    more when it is watched by many, or when somebody reloads it all the time.
+    Counting the content of a store takes longer the more it holds. With this class, a page costs
+    the store no more when many watch it, or when somebody reloads it all the time.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class SharedLook(Generic[T]):
         self._until = 0.0
 
     async def get(self) -> T:
-        """The answer, not older than it may be."""
+        """The answer; a new one if the last is too old."""
         task = self._task
         is_ours = task is not None and task.get_loop() is asyncio.get_running_loop()
         if task is None or not is_ours or (task.done() and self._is_over(task)):
             task = self._task = asyncio.ensure_future(self._timed())
-        # Shielded: others wait for the same answer when one of them leaves.
+        # Shielded: other callers wait for the same answer when one of them leaves.
         return await asyncio.shield(task)
 
     def _is_over(self, task: asyncio.Task[T]) -> bool:
@@ -65,18 +65,18 @@ class SharedLook(Generic[T]):
 
 
 MOST_KEPT = 100
-"""Answers of which each is for another question."""
+"""How many answers to different questions are kept."""
 
 
 class SharedAnswers(Generic[T]):
-    """The same for many questions: each is answered once in a second, however many ask it."""
+    """Shared answers to many questions: each is computed once in a second, however many ask."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._looks: OrderedDict[Hashable, SharedLook[T]] = OrderedDict()
 
     async def get(self, question: Hashable, look: Callable[[], Awaitable[T]]) -> T:
-        """The answer; ``look`` is called where there is none, or an old one."""
+        """The answer; ``look`` is called if there is none, or an old one."""
         found = self._looks.get(question)
         if found is None:
             found = self._looks[question] = SharedLook(look, self._clock, FRESH)
@@ -86,7 +86,7 @@ class SharedAnswers(Generic[T]):
 
 
 class ViewerPlaceholders:
-    """Placeholders in a shared page for what belongs to one viewer: a name, the secret of forms.
+    """Placeholders in a shared page for what belongs to one viewer: the name, the secret of forms.
 
     They are random, so that no text of a job can be taken for one.
     """

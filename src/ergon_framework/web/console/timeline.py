@@ -1,4 +1,4 @@
-"""The attempts of a job on one axis of time, from what its history tells."""
+"""The attempts of a job on one time axis, made from its history."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ergon_framework.jobs.views import moment
 from ergon_framework.web.console.formatting import instant, span
 
 MAX_ROWS = 40
-"""Rows that are drawn: the latest."""
+"""How many rows are drawn: the latest."""
 LONGEST_WAIT = 4
-"""The wait before the first row takes at most one of so many parts of what follows."""
+"""The wait before the first row takes at most this fraction of what follows."""
 NARROWEST = 0.6
-"""Percent of the axis that a stretch takes at least: a short attempt must be seen, too."""
+"""The least percentage of the axis that a stretch takes, so that a short attempt is visible."""
 
 _LEVELS = {
     "completed": "ok",
@@ -31,7 +31,7 @@ _NOT_COUNTED = frozenset({"lost", "held", "released"})
 
 
 def timeline_of(view: Mapping[str, Any], now: float) -> dict[str, Any] | None:
-    """Rows of stretches in percent of the axis; None when nothing has happened yet.
+    """Rows of stretches in percent of the axis. None when nothing has happened yet.
 
     ``view`` is the job as :func:`~ergon_framework.jobs.views.job_view` shows it.
     """
@@ -46,7 +46,7 @@ def timeline_of(view: Mapping[str, Any], now: float) -> dict[str, Any] | None:
             continue
         started = max(begin, at - _number(entry.get("seconds")))
         rows.append(_row(entry, event, waits_from, reason, started, at))
-        # A gate spends no attempt: the wait that follows is drawn as one that it holds.
+        # A gate costs no attempt: the wait that follows is drawn as one that the gate causes.
         waits_from, reason = at, "hold" if event == "held" else "wait"
     is_over = view["finished_at"] is not None
     if not is_over:
@@ -59,7 +59,7 @@ def timeline_of(view: Mapping[str, Any], now: float) -> dict[str, Any] | None:
         begin = shown[0]["from"]
     waited = shown[0]["begun"] - begin
     rest = end - shown[0]["begun"]
-    # A long wait at first would leave no room for what there is to see.
+    # A long wait at the beginning would leave no room for what follows.
     cut = max(0.0, waited - rest / LONGEST_WAIT) if rest > 0 and len(shown) > 1 else 0.0
     begin += cut
     return {
@@ -92,7 +92,7 @@ def _row(
 
 
 def _present(view: Mapping[str, Any], waits_from: float, reason: str, now: float) -> dict[str, Any]:
-    """What goes on now: it runs, or it waits."""
+    """The present stretch: the job runs, or it waits."""
     claimed = _seconds(view["claimed_at"])
     is_running = view["status"] == "active" and claimed is not None
     started = now if claimed is None or not is_running else max(waits_from, claimed)

@@ -1,4 +1,4 @@
-"""Dead letters by what they share, schedules with their next fires, and workers, as documents."""
+"""The pages of dead letters by family, of schedules with their next fires, and of workers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ergon_framework.web.job_routes import by_name
 from ergon_framework.web.responses import cursor_place, cursor_text, page
 
 MOST_RUNNING = 500
-"""Jobs that run, of which is told who holds them: the newest."""
+"""How many running jobs, the newest, are read to show who holds them."""
 MOST_HELD = 10
-"""Jobs of one worker that its row names."""
+"""How many jobs the row of a worker names."""
 FIRES = 10
 FAMILY_COLUMNS = ("number", "handler", "code", "message", "first_at", "last_at", "queues")
 SCHEDULE_COLUMNS = (
@@ -48,11 +48,11 @@ WORKER_COLUMNS = (
     "seen_at",
 )
 NEVER = 1e18
-"""An instant behind all others, in seconds, which JSON can carry."""
+"""An instant later than all others, in seconds, which JSON can hold."""
 
 
 def dead_letters_document(source: JobBackend) -> dict[str, Any]:
-    """The latest jobs that gave up, in families of one handler and one error."""
+    """The latest dead-lettered jobs, in families of one handler and one error."""
     with source.opened() as client:
         search = Search(statuses=(JobStatus.FAILED,))
         found = list(islice(client.store.search(search, MOST_COMPARED), MOST_COMPARED))
@@ -64,7 +64,7 @@ def dead_letters_document(source: JobBackend) -> dict[str, Any]:
 
 
 def families_page(found: Mapping[str, Any], limit: int, cursor: str | None) -> dict[str, Any]:
-    """Some of the families that were found, and how many there are."""
+    """Some of the families, and how many there are."""
     begin = 0 if cursor is None else max(0, cursor_place(cursor, int))
     rows = found["items"]
     end = begin + limit
@@ -73,13 +73,14 @@ def families_page(found: Mapping[str, Any], limit: int, cursor: str | None) -> d
 
 
 def schedules_document(source: JobBackend, limit: int, cursor: str | None) -> dict[str, Any]:
-    """Some schedules, the next to fire first, with their next fires, and how many there are."""
+    """Some schedules with their next fires, the next to fire first, and how many there are."""
     with source.opened() as client:
         scheduler = Scheduler(client.store)
         stored = sorted(client.store.schedules(), key=_firing)
         behind = None if cursor is None else cursor_place(cursor, tuple[float, str])
         left = [each for each in stored if behind is None or _firing(each) > behind]
-        # Of those shown alone: to find ten fires of thousands of schedules takes seconds.
+        # Only for the schedules that are shown: finding ten fires of thousands of schedules takes
+        # seconds.
         found = [scheduler.upcoming(each, FIRES) for each in left[:limit]]
     rows = [
         {
@@ -94,13 +95,15 @@ def schedules_document(source: JobBackend, limit: int, cursor: str | None) -> di
 
 
 def _firing(schedule: Schedule) -> tuple[float, str]:
-    """The order of schedules: one that is paused does not fire."""
+    """The order of schedules. A paused one does not fire."""
     fires_at = None if schedule.is_paused else schedule.next_at
     return NEVER if fires_at is None else fires_at, schedule.name
 
 
 def workers_document(source: JobBackend, limit: int, cursor: str | None) -> dict[str, Any]:
-    """Some workers by id, with their executors and the jobs that they hold; how many there are."""
+    """Some workers by id, with their executors and the jobs that they hold, and how many workers
+    there are.
+    """
     with source.opened() as client:
         now = client.store.now()
         stored = client.store.workers()
@@ -118,7 +121,7 @@ def workers_document(source: JobBackend, limit: int, cursor: str | None) -> dict
 
 
 def held_by(running: Iterable[Job]) -> dict[str, list[dict[str, Any]]]:
-    """The jobs that run, by the worker that holds them: the first ones of each."""
+    """The running jobs by the worker that holds them: the first ones of each."""
     found: dict[str, list[dict[str, Any]]] = {}
     for job in islice(running, MOST_RUNNING):
         jobs = found.setdefault(job.worker or "", [])
@@ -129,7 +132,7 @@ def held_by(running: Iterable[Job]) -> dict[str, list[dict[str, Any]]]:
 
 
 def pools_of(worker: Mapping[str, Any]) -> list[tuple[str, int, int | None]]:
-    """The executors of a worker, each with how many jobs it has, and of how many processes."""
+    """The executors of a worker, each with how many jobs and processes it has."""
     found = []
     for name, pool in sorted(worker["executors"].items()):
         known = pool if isinstance(pool, Mapping) else {}

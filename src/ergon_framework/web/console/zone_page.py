@@ -1,4 +1,4 @@
-"""One zone: how far each log and each consumer is, its gates, what was set aside, what was lost."""
+"""The page of one zone: its logs, consumers and links, what was set aside, and what was lost."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ QUARANTINE_COLUMNS = (
     "state",
 )
 MOST_ITEMS = 100
-"""Facts that were set aside, on a page: the oldest."""
+"""How many facts that were set aside a page shows: the oldest."""
 MOST_GAPS = 50
 _ITEM = re.compile("[0-9]{1,18}")
 MAX_CONTENT = 64 * 1024
-"""Bytes of a fact that a page shows."""
+"""How many bytes of a fact a page shows."""
 
 
 async def zone_document(pool: BackendPool, name: str, limit: int) -> dict[str, Any]:
-    """Everything about a zone; what was set aside without its content."""
+    """Everything about a zone. What was set aside is shown without its content."""
     source = pool.zone(name)
     state = await zone_state(pool, name)
     if not state["up"]:
@@ -63,7 +63,7 @@ async def zone_document(pool: BackendPool, name: str, limit: int) -> dict[str, A
 
 
 def at_of(milliseconds: Any) -> str | None:
-    """An instant of the wire as pages have it."""
+    """An instant of the protocol in the form that pages use."""
     return None if not isinstance(milliseconds, int | float) else moment(milliseconds / 1000)
 
 
@@ -72,7 +72,9 @@ def _consumer(view: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sentences_of(state: Mapping[str, Any]) -> Iterator[str]:
-    """What needs somebody, the zone's own alerts first, and how far its readers are."""
+    """Sentences: the zone's own alerts first, then what else needs attention, and how far its
+    readers are.
+    """
     for each in state.get("alerts", ()):
         text = str(each["text"])
         yield f"{text[:1].upper()}{text[1:]}."
@@ -93,7 +95,7 @@ def sentences_of(state: Mapping[str, Any]) -> Iterator[str]:
 
 
 def gate_chip(link: Mapping[str, Any]) -> Chip:
-    """How the gate to a peer stands."""
+    """The state of the link to a peer."""
     if link.get("sealed"):
         return Chip("bad", "sealed")
     if link.get("epoch_changed"):
@@ -108,18 +110,18 @@ def gate_chip(link: Mapping[str, Any]) -> Chip:
 
 
 def item_number(zone: str, text: str) -> int:
-    """The number of a fact that was set aside, as an address or a form has it."""
-    if not _ITEM.fullmatch(text):  # Starlette's own numbers fail beyond 4,300 digits
+    """The number of a fact that was set aside, from an address or a form."""
+    if not _ITEM.fullmatch(text):  # Starlette's own conversion fails beyond 4,300 digits.
         remedy = f"look at the quarantine of the zone {zone!r}"
         raise ResourceNotFoundError("there is no such fact", remedy=remedy)
     return int(text)
 
 
 async def content_document(pool: BackendPool, name: str, item_id: int) -> dict[str, Any]:
-    """One fact that was set aside, with its content where the store of the zone can be read."""
+    """One fact that was set aside, with its content if the store of the zone can be read."""
     found = await pool.call(zone_name(name), partial(_content, pool.zone(name), item_id))
     state = str(found["state"])
-    # Beside the loop, as a file that is locked makes one wait.
+    # In a thread, because a locked file makes the caller wait.
     changes = await asyncio.to_thread(changes_of, pool.audit, fact_target(name, item_id), OF_FACTS)
     return {
         **found,
@@ -153,7 +155,7 @@ def _content(source: ZoneBackend, item_id: int) -> dict[str, Any]:
 
 
 def _readable(content: bytes) -> str:
-    """JSON laid out for people; anything else as the text that it seems to be."""
+    """JSON formatted for people; anything else as text."""
     text = content[:MAX_CONTENT].decode("utf-8", "replace")
     try:
         return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
