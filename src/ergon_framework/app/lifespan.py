@@ -1,4 +1,4 @@
-"""Building, opening and closing what a task is given, in both colours.
+"""Builds, opens and closes what a task is given; sync and async.
 
 Parts are opened in order and closed in reverse, also when a later one fails to start. A part may
 offer ``open`` and ``close``, or ``aopen`` (or ``init_async``) and ``aclose``; one that cannot be

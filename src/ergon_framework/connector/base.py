@@ -377,19 +377,19 @@ class ThreadedConsuming:
     """The async methods of a connector that consumes and whose methods block; threads run these."""
 
     async def ack_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of ``ack``."""
+        """The async version of ``ack``."""
         await self._in_thread("ack", transaction)
 
     async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
-        """The asyncio twin of ``nack``."""
+        """The async version of ``nack``."""
         await self._in_thread("nack", transaction, exc)
 
     async def release_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of ``release``."""
+        """The async version of ``release``."""
         await self._in_thread("release", transaction)
 
     async def aclose(self) -> None:
-        """The asyncio twin of ``close``."""
+        """The async version of ``close``."""
         await self._in_thread("close")
         self._threads.end_idle()
 
@@ -432,16 +432,16 @@ class ThreadedTwins(ThreadedConsuming):
     async def dispatch_transactions_async(
         self, transactions: Iterable[Transaction], **extra: Any
     ) -> None:
-        """The asyncio twin of ``dispatch_transactions``."""
+        """The async version of ``dispatch_transactions``."""
         await self._in_thread("dispatch_transactions", list(transactions), **extra)
 
     async def get_transactions_count_async(self) -> int:
-        """The asyncio twin of ``get_transactions_count``."""
+        """The async version of ``get_transactions_count``."""
         count: int = await self._in_thread("get_transactions_count")
         return count
 
     async def fetch_transaction_by_id_async(self, transaction_id: str) -> Transaction | None:
-        """The asyncio twin of ``fetch_transaction_by_id``."""
+        """The async version of ``fetch_transaction_by_id``."""
         found: Transaction | None = await self._in_thread("fetch_transaction_by_id", transaction_id)
         return found
 

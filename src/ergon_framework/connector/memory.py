@@ -36,7 +36,7 @@ MAX_DEAD = 10_000
 
 
 class MemoryConnectorError(ConnectorError):
-    """The connector was asked for something it must refuse."""
+    """The connector refuses what it was asked to do."""
 
     code = "memory_connector"
 
@@ -173,7 +173,7 @@ class MemoryConnector:
 
     @_when_settling
     def release(self, transaction: Transaction) -> None:
-        """The transaction was not worked to an end: put it back at its place in the queue."""
+        """The transaction was not finished: put it back at its place in the queue."""
         with self._lock:
             entry = self._settle(transaction, "release")
             if entry is not None:
@@ -181,7 +181,7 @@ class MemoryConnector:
 
     @_when_settling
     def release_after(self, transaction: Transaction, seconds: float) -> None:
-        """The transaction could not begin: put it back at its place, due in so many seconds."""
+        """A gate is closed: put the transaction back at its place, due in so many seconds."""
         with self._lock:
             entry = self._settle(transaction, "release_after")
             if entry is not None:
@@ -218,45 +218,45 @@ class MemoryConnector:
         self._closed = True
 
     async def fetch_transactions_async(self, batch_size: int, **extra: Any) -> list[Transaction]:
-        """The asyncio twin of :meth:`fetch_transactions`; it never waits."""
+        """The async version of :meth:`fetch_transactions`; it never waits."""
         return self.fetch_transactions(batch_size, **extra)
 
     async def dispatch_transactions_async(
         self, transactions: Iterable[Transaction], **extra: Any
     ) -> None:
-        """The asyncio twin of :meth:`dispatch_transactions`."""
+        """The async version of :meth:`dispatch_transactions`."""
         self.dispatch_transactions(transactions, **extra)
 
     @_when_settling
     async def ack_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`ack`."""
+        """The async version of :meth:`ack`."""
         self.ack(transaction)
 
     @_when_settling
     async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
-        """The asyncio twin of :meth:`nack`."""
+        """The async version of :meth:`nack`."""
         self.nack(transaction, exc)
 
     @_when_settling
     async def release_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`release`."""
+        """The async version of :meth:`release`."""
         self.release(transaction)
 
     @_when_settling
     async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
-        """The asyncio twin of :meth:`release_after`."""
+        """The async version of :meth:`release_after`."""
         self.release_after(transaction, seconds)
 
     async def get_transactions_count_async(self) -> int:
-        """The asyncio twin of :meth:`get_transactions_count`."""
+        """The async version of :meth:`get_transactions_count`."""
         return self.get_transactions_count()
 
     async def fetch_transaction_by_id_async(self, transaction_id: str) -> Transaction | None:
-        """The asyncio twin of :meth:`fetch_transaction_by_id`."""
+        """The async version of :meth:`fetch_transaction_by_id`."""
         return self.fetch_transaction_by_id(transaction_id)
 
     async def aclose(self) -> None:
-        """The asyncio twin of :meth:`close`."""
+        """The async version of :meth:`close`."""
         self.close()
 
     def _bound_the_dead(self) -> None:
@@ -288,7 +288,7 @@ class MemoryConnector:
         return delivery
 
     def _settle(self, transaction: Transaction, verb: str) -> _Entry | None:
-        """The entry to act upon, or None when it was settled in this way before."""
+        """The entry to settle, or None when it was already settled with this verb."""
         self._refuse_when_closed()
         if not isinstance(transaction, _Delivery) or transaction.owner is not self:
             raise MemoryConnectorError(

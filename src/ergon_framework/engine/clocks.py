@@ -64,7 +64,7 @@ SYSTEM_CLOCK = SystemClock()
 
 
 class AsyncSignal:
-    """The asyncio twin of :class:`ThreadSignal`; it follows the time of the running loop."""
+    """The async version of :class:`ThreadSignal`; it follows the time of the running loop."""
 
     def __init__(self) -> None:
         import asyncio  # late, as below: clients of threads need none of it, and it is large

@@ -68,7 +68,7 @@ class BatchReader:
     async def read_async(
         self, at_most: int, delivery: FetchResult, breathe: Callable[[], Awaitable[None]]
     ) -> None:
-        """The asyncio twin of :meth:`read`: an answer may be awaited, and may be asynchronous.
+        """The async version of :meth:`read`: an answer may be awaited, and may be asynchronous.
 
         ``breathe`` is awaited between the items of an asynchronous one, which need not suspend.
         """
@@ -102,7 +102,7 @@ class BatchReader:
             close()
 
     async def aclose(self) -> None:
-        """The asyncio twin of :meth:`close`."""
+        """The async version of :meth:`close`."""
         aclose = getattr(self._rest, "aclose", None)
         if aclose is None:
             self.close()

@@ -87,7 +87,7 @@ class Parking(Protocol):
 
 @runtime_checkable
 class AsyncSettling(Protocol):
-    """The asyncio twin of :class:`Settling`."""
+    """The async version of :class:`Settling`."""
 
     async def ack_async(self, transaction: Transaction) -> None:
         """The transaction succeeded: remove it from the source."""

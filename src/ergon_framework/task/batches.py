@@ -238,7 +238,7 @@ class ThreadBatches:
 
 
 class _AsyncBatch:
-    """The asyncio twin of :class:`_Batch`."""
+    """The async version of :class:`_Batch`."""
 
     def __init__(self) -> None:
         self.units: list[_Unit] = []

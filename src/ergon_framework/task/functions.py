@@ -369,7 +369,7 @@ def _opening(scope: DependencyScope) -> dict[str, Any]:
 
 
 def _opening_async(scope: DependencyScope) -> dict[str, Any]:
-    """The asyncio twin of :func:`_opening`."""
+    """The async version of :func:`_opening`."""
     from ergon_framework.task.ready import AsyncConsumerTask
 
     async def execute(self: AsyncConsumerTask, policy: ConsumerPolicy | None = None) -> Report:

@@ -99,7 +99,7 @@ class Dispatching:
 
 
 class AsyncDispatching:
-    """The asyncio twin of :class:`Dispatching`."""
+    """The async version of :class:`Dispatching`."""
 
     target: str | None = None
     connectors: Any

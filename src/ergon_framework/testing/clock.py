@@ -1,4 +1,4 @@
-"""Virtual time for both colours: a retry schedule of ten minutes runs in a millisecond.
+"""Virtual time for threads and asyncio: a retry schedule of ten minutes runs in a millisecond.
 
 Theory of operation. Threads that take part in the clock's time either run or sleep on it. While one
 runs, time stands still; when all sleep, it jumps to the nearest instant somebody waits for. Under

@@ -48,7 +48,7 @@ def transactions(count: int, prefix: str = "t") -> list[Transaction]:
 
 
 class ScriptedConnector:
-    """Answers each fetch with the next entry; afterwards it is empty. Serves both colours.
+    """Answers each fetch with the next entry; afterwards it is empty. Sync and async.
 
     An entry is a list of transactions, None, an exception to raise, or ``Takes``. With
     ``settling=True`` it offers ack, nack and release and notes them in ``settled``.
@@ -117,7 +117,7 @@ class Script:
         return act(self.next_entry(hook, transaction, argument, current_clock().now()))
 
     async def act_async(self, hook: str, transaction: Transaction, argument: Any = None) -> Any:
-        """The asyncio twin of :meth:`act`."""
+        """The async version of :meth:`act`."""
         now = asyncio.get_running_loop().time()
         return await act_async(self.next_entry(hook, transaction, argument, now))
 
@@ -149,7 +149,7 @@ class ScriptedConsumer(ConsumerMixin, BaseTask):
 
 
 class AsyncScriptedConsumer(AsyncConsumerMixin, BaseAsyncTask):
-    """The asyncio twin of :class:`ScriptedConsumer`."""
+    """The async version of :class:`ScriptedConsumer`."""
 
     def __init__(self, connectors: Any = None, services: Any = None, **hooks: Any) -> None:
         super().__init__(connectors, services)
@@ -189,7 +189,7 @@ class ScriptedProducer(ProducerMixin, BaseTask):
 
 
 class AsyncScriptedProducer(AsyncProducerMixin, BaseAsyncTask):
-    """The asyncio twin of :class:`ScriptedProducer`."""
+    """The async version of :class:`ScriptedProducer`."""
 
     def __init__(self, connectors: Any = None, services: Any = None, **hooks: Any) -> None:
         super().__init__(connectors, services)

@@ -1,4 +1,4 @@
-"""Clients of a node: producers, consumers, an outbox and an inbox, in both colours.
+"""Clients of a node: producers, consumers, an outbox and an inbox; sync and async.
 
 Start with ``producer`` or ``consumer``. What a client does is written once, as a generator of
 effects (``effects``), and performed by a runner for threads or for tasks.

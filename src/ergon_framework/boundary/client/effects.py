@@ -1,8 +1,8 @@
 """What a client does, as a generator of effects, and what performs them: threads or tasks.
 
 The generator yields what it wants done (``Send``, ``Put``, ``Wait``, …) and is sent what came of
-it, so both colours take the same steps. ``repeated`` retries an effect by the rule of the caller's
-call.
+it, so sync and async clients take the same steps. ``repeated`` retries an effect by the rule of
+the caller's call.
 """
 
 from __future__ import annotations

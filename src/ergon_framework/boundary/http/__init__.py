@@ -1,4 +1,4 @@
-"""HTTP/1.1 between producers, consumers and nodes: a server, and clients in both colours.
+"""HTTP/1.1 between producers, consumers and nodes: a server, and sync and async clients.
 
 Nothing here knows facts. The server hands each request to an ``Application`` as an ``Exchange``
 (``exchange``); the clients are what producers, consumers and links call.

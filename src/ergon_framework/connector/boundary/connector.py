@@ -207,7 +207,7 @@ class BoundaryConnector:
         )
         self._cancelled = CancelledFetches()
 
-    # ---- both ends of its life ----
+    # ---- opening and closing ----
 
     def open(self) -> None:
         """Start sending what an earlier process left in the outbox; otherwise the first
@@ -245,7 +245,7 @@ class BoundaryConnector:
         self._link.close()
 
     async def aclose(self) -> None:
-        """The asyncio twin of :meth:`close`."""
+        """The async version of :meth:`close`."""
         if self._link.tasks is None:
             await self._link.own_threads.run(self.close)
             return
@@ -280,7 +280,7 @@ class BoundaryConnector:
     async def dispatch_transactions_async(
         self, transactions: Iterable[Transaction], **extra: Any
     ) -> None:
-        """The asyncio twin of :meth:`dispatch_transactions`."""
+        """The async version of :meth:`dispatch_transactions`."""
         if self._link.tasks is None:
             await self._link.own_threads.run(
                 self.dispatch_transactions, list(transactions), **extra
@@ -330,7 +330,7 @@ class BoundaryConnector:
     async def fetch_transactions_async(
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[Transaction]:
-        """The asyncio twin of :meth:`fetch_transactions`; cancelled, it takes the facts back."""
+        """The async version of :meth:`fetch_transactions`; cancelled, it takes the facts back."""
         driver, seconds = self._asked(batch_size, wait, extra)
         gave_up = threading.Event()
         if self._link.tasks is None:
@@ -347,19 +347,19 @@ class BoundaryConnector:
         return list(served)
 
     async def ack_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`ack`."""
+        """The async version of :meth:`ack`."""
         await self._settle_async(transaction, "ack", EntryState.DONE)
 
     async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
-        """The asyncio twin of :meth:`nack`."""
+        """The async version of :meth:`nack`."""
         await self._settle_async(transaction, "nack", EntryState.FAILED, _reason(exc))
 
     async def release_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`release`."""
+        """The async version of :meth:`release`."""
         await self._settle_async(transaction, "release", EntryState.WAITING)
 
     async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
-        """The asyncio twin of :meth:`release_after`."""
+        """The async version of :meth:`release_after`."""
         seconds_of("seconds", seconds)
         await self._settle_async(transaction, "release_after", EntryState.WAITING, hold=seconds)
 
@@ -370,7 +370,7 @@ class BoundaryConnector:
         return self._link.run(self._getting(reference))
 
     async def get_object_async(self, reference: Reference | Mapping[str, Any]) -> bytes:
-        """The asyncio twin of :meth:`get_object`."""
+        """The async version of :meth:`get_object`."""
         return await self._link.run_async(self._getting(reference))
 
     def save_object(
@@ -384,7 +384,7 @@ class BoundaryConnector:
     async def save_object_async(
         self, reference: Reference | Mapping[str, Any], path: str | PathLike[str]
     ) -> Path:
-        """The asyncio twin of :meth:`save_object`."""
+        """The async version of :meth:`save_object`."""
         return await self._link.run_async(self._saving(reference, path))
 
     def _getting(self, reference: Reference | Mapping[str, Any]) -> ClientEffects[bytes]:

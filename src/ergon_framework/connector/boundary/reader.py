@@ -376,16 +376,16 @@ class Driver:
     async def fetch_async(
         self, most: int, wait: float, gave_up: threading.Event
     ) -> list[WindowEntry]:
-        """The asyncio twin of :meth:`fetch`."""
+        """The async version of :meth:`fetch`."""
         self._keep_async()
         return await self._run_async(self._fetching(most, wait, gave_up))
 
     async def advance_async(self) -> None:
-        """The asyncio twin of :meth:`advance`."""
+        """The async version of :meth:`advance`."""
         await self._run_async(self.reader.advance())
 
     async def leave_async(self) -> None:
-        """The asyncio twin of :meth:`leave`."""
+        """The async version of :meth:`leave`."""
         if self._lease_task is None:
             return
         self._ended.set()

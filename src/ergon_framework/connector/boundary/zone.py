@@ -200,7 +200,7 @@ class Zone:
         files: Sequence[fact_files.Artifact | fact_files.FileContent] = (),
         **more: Unpack[FactOptions],
     ) -> fact_model.Receipt:
-        """The asyncio twin of :meth:`publish`. Cancelled, it may publish all the same."""
+        """The async version of :meth:`publish`. Cancelled, it may publish all the same."""
         return await self._in_thread(
             lambda: self.publish(subject, predicate, object, to=to, id=id, files=files, **more)
         )

@@ -154,12 +154,12 @@ class BrokerConnection(Generic[C]):
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Also in a forked child: the connection is the parent's."""
+        """Forget the connection in a forked child, because it is the parent's."""
         self._lock = threading.Lock()
         self._client: C | None = None
 
     def get(self) -> C:
-        """The client; connects once if need be, unless that failed a moment ago."""
+        """The client. Connects if needed, once, unless that failed a moment ago."""
         client = self._client
         if client is not None:
             return client
@@ -173,7 +173,7 @@ class BrokerConnection(Generic[C]):
         return client
 
     def wait(self) -> C | None:
-        """The client, as soon as the broker is there; None when a stop was asked for."""
+        """The client, as soon as the broker can be reached. None when a stop was asked for."""
         while True:
             try:
                 return self.get()
@@ -184,7 +184,9 @@ class BrokerConnection(Generic[C]):
                 return None
 
     def lost(self, client: C, error: BaseException) -> ConnectorError | ConfigurationError:
-        """The client broke: the next use connects anew. The error for whoever used it."""
+        """Note that the connection broke. Returns the error to raise; the next use
+        connects again.
+        """
         if self._client is not client:  # whoever connects now may take long
             return self.state.away(current_clock().now())
         with self._lock:
@@ -197,7 +199,9 @@ class BrokerConnection(Generic[C]):
         return found
 
     def drop(self, client: C) -> None:
-        """The client ended, and it is no outage: the next use connects anew, and at once."""
+        """Note that the client has ended, without an outage: the next use connects
+        again, at once.
+        """
         with self._lock:
             if self._client is not client:
                 return
@@ -238,7 +242,7 @@ class BrokerConnection(Generic[C]):
 
 
 class AsyncBrokerConnection(Generic[C]):
-    """The asyncio twin of :class:`BrokerConnection`; a client belongs to the loop that made it."""
+    """The async version of :class:`BrokerConnection`; a client belongs to the loop that made it."""
 
     def __init__(
         self,
@@ -255,13 +259,13 @@ class AsyncBrokerConnection(Generic[C]):
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Also in a forked child: the connection is the parent's."""
+        """Forget the connection in a forked child, because it is the parent's."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock: asyncio.Lock | None = None
         self._client: C | None = None
 
     async def get(self) -> C:
-        """The client; connects once if need be, unless that failed a moment ago."""
+        """The client. Connects if needed, once, unless that failed a moment ago."""
         loop = asyncio.get_running_loop()
         if self._client is not None and self._loop is loop:
             return self._client
@@ -286,7 +290,7 @@ class AsyncBrokerConnection(Generic[C]):
         return client
 
     async def wait(self) -> C | None:
-        """The client, as soon as the broker is there; None when a stop was asked for."""
+        """The client, as soon as the broker can be reached. None when a stop was asked for."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -298,7 +302,9 @@ class AsyncBrokerConnection(Generic[C]):
                 return None
 
     async def lost(self, client: C, error: BaseException) -> ConnectorError | ConfigurationError:
-        """The client broke: the next use connects anew. The error for whoever used it."""
+        """Note that the connection broke. Returns the error to raise; the next use
+        connects again.
+        """
         now = asyncio.get_running_loop().time()
         if self._client is not client:
             return self.state.away(now)
@@ -309,7 +315,9 @@ class AsyncBrokerConnection(Generic[C]):
         return found
 
     async def drop(self, client: C) -> None:
-        """The client ended, and it is no outage: the next use connects anew, and at once."""
+        """Note that the client has ended, without an outage: the next use connects
+        again, at once.
+        """
         if self._client is client:
             self._client = None
             with suppress(Exception):

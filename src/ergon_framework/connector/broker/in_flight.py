@@ -44,7 +44,7 @@ class InFlight:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Also in a forked child: what is in flight, its parent has."""
+        """Forget what is in flight in a forked child, because the parent has it."""
         self._lock = threading.Lock()
         self.count = 0
         self.bytes = 0
@@ -86,7 +86,7 @@ class InFlight:
         return 0 if self._wakeup.is_stopped else self.room(wanted)
 
     async def wait_for_room_async(self, wanted: int) -> int:
-        """The asyncio twin of :meth:`wait_for_room`."""
+        """The async version of :meth:`wait_for_room`."""
         if room := self.room(wanted):
             return room
         await self._wakeup.wait_async(None, lambda: self.room(1) > 0)

@@ -91,7 +91,7 @@ class LeasedSource(Generic[S]):
 
     @property
     def is_healthy(self) -> bool:
-        """Whether it can be used: not closed, and its system was there when it was last asked."""
+        """Whether it can be used: it is not closed, and its system answered the last call."""
         return not self.is_closed and self.connection.state.is_healthy
 
     def fetch(self, batch_size: int, wait: float, take: Take[S]) -> list[Transaction]:

@@ -113,7 +113,7 @@ class HeldLeases:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Also in a forked child: what is in hand is the parent's."""
+        """Forget the leases in a forked child, because they are the parent's."""
         self._lock = threading.Lock()
         self._holder = object()  # this process, among those that have inherited the connector
         self._held: set[Lease] = set()

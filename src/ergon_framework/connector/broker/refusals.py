@@ -27,7 +27,7 @@ class Refusals:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Also in a forked child: it has asked nothing yet."""
+        """Forget the refusals in a forked child, which has asked for nothing yet."""
         self._found: dict[str, tuple[ErgonError, float]] = {}
 
     def __bool__(self) -> bool:

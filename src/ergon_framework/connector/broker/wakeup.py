@@ -24,7 +24,7 @@ class Wakeup:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Also in a forked child: whoever waits is the parent's."""
+        """Forget the waiting fetches in a forked child, because they are the parent's."""
         self._lock = threading.Lock()
         self._signals: list[Signal] = []
         self._loops: list[tuple[asyncio.AbstractEventLoop, AsyncSignal]] = []
@@ -59,7 +59,7 @@ class Wakeup:
         return not self.is_stopped
 
     async def wait_async(self, until: float | None, is_over: Callable[[], bool]) -> bool:
-        """The asyncio twin of :meth:`wait`, by the clock of the running loop."""
+        """The async version of :meth:`wait`, by the clock of the running loop."""
         loop, signal = asyncio.get_running_loop(), AsyncSignal()
         entry = (loop, signal)
         with self._lock:

@@ -1,4 +1,4 @@
-"""The connector itself: its options, and what the engines call, in both colours."""
+"""The connector class: its options, and the sync and async methods that the engines call."""
 
 from __future__ import annotations
 
@@ -173,19 +173,19 @@ class DatabaseConnector(ThreadedConsuming):
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Also in a forked child: connections and rows in hand are the parent's."""
+        """Forget connections and rows in hand in a forked child, because they are the parent's."""
         self._fetching = threading.Lock()
         self._in_hand = {}
         self._engine.dispose(close=False)
 
-    # ---- both ends of its life ------------------------------------------------------------------
+    # ---- opening and closing ---------------------------------------------------------------------
 
     def open(self) -> None:
         """Look at the table; otherwise the first use does."""
         self._connection.get()
 
     def stop_waiting(self) -> None:
-        """A fetch that waits for its database returns. Any thread may call."""
+        """Make a fetch return that waits for its database. Any thread may call it."""
         self._wakeup.stop()
 
     def health(self) -> bool:
@@ -211,7 +211,9 @@ class DatabaseConnector(ThreadedConsuming):
         return told
 
     def close(self) -> None:
-        """Let go. What is in hand is delivered again to the next one. Closing twice is fine."""
+        """Close the connector. Unsettled deliveries go to the next reader. Closing
+        twice is fine.
+        """
         self._connection.close()
         if self._lease is not None:
             self._lease.close()
@@ -227,7 +229,7 @@ class DatabaseConnector(ThreadedConsuming):
     # ---- consuming ------------------------------------------------------------------------------
 
     def fetch_transactions(self, batch_size: int, **extra: Any) -> list[Transaction]:
-        """Up to ``batch_size`` rows that are not done; empty when there are none now."""
+        """Up to ``batch_size`` rows that are not done; an empty list when there are none now."""
         refuse_extra(self, extra, "it takes no settings per call")
         check_batch_size(batch_size)
         self._wakeup.begin()
@@ -324,7 +326,7 @@ class DatabaseConnector(ThreadedConsuming):
         return columns[column]
 
     def _forget_dropped(self) -> None:
-        """Rows whose deliveries nobody has any more are due again, after a while."""
+        """Make rows due again, after a while, whose deliveries were dropped."""
         for row in self._dropped.take_rested(self._now()):
             if self._in_hand.get(row.key) is row:
                 del self._in_hand[row.key]
@@ -364,7 +366,7 @@ class DatabaseConnector(ThreadedConsuming):
         self._settle(transaction, "nack", describe(exc) or "unknown")
 
     def release(self, transaction: Transaction) -> None:
-        """The transaction was not worked to an end: its row is due again."""
+        """The transaction was not finished: its row is due again."""
         with self._claimed(transaction, "release") as delivery:
             if delivery is not None:
                 if self._words is not None and self._words.working is not None:
@@ -399,17 +401,17 @@ class DatabaseConnector(ThreadedConsuming):
     # ---- the same for event loops; what blocks is done by other threads -------------------------
 
     async def fetch_transactions_async(self, batch_size: int, **extra: Any) -> list[Transaction]:
-        """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the rows back."""
+        """The async version of :meth:`fetch_transactions`; cancelled, it gives the rows back."""
         return await self._fetch_in_thread(
             self.fetch_transactions, self.stop_waiting, batch_size, **extra
         )
 
     async def get_transactions_count_async(self) -> int:
-        """The asyncio twin of :meth:`get_transactions_count`."""
+        """The async version of :meth:`get_transactions_count`."""
         return await self._threads.run(self.get_transactions_count)
 
     async def fetch_transaction_by_id_async(self, transaction_id: str) -> Transaction | None:
-        """The asyncio twin of :meth:`fetch_transaction_by_id`."""
+        """The async version of :meth:`fetch_transaction_by_id`."""
         return await self._threads.run(self.fetch_transaction_by_id, transaction_id)
 
     # ---- inside ---------------------------------------------------------------------------------

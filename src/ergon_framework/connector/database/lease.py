@@ -64,7 +64,7 @@ class ReaderLease:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Also in a forked child: it is another process, and reads nothing yet."""
+        """Forget the lease in a forked child, which is another process and reads nothing yet."""
         self._holder = str(uuid.uuid4())
         self._mine = self._table.c.holder == self._holder
         self._seen: _Seen | None = None

@@ -58,7 +58,7 @@ READERS = sa.Table(
 
 
 class DatabaseConnectorError(ConnectorError):
-    """The connector was asked for something it must refuse."""
+    """The connector refuses what it was asked to do."""
 
     code = "database_connector"
 
@@ -124,7 +124,7 @@ class RowReader:
             )
 
     def load(self, connection: sa.Connection, rows: Sequence[DueRow]) -> list[LoadedRow]:
-        """What is in the columns of these rows."""
+        """The columns of these rows."""
         return self._rows.load(connection, rows)
 
     def left_out(self, connection: sa.Connection) -> int:
@@ -146,7 +146,7 @@ class RowReader:
     def find(
         self, connection: sa.Connection, column: sa.Column[Any], text: str
     ) -> LoadedRow | None:
-        """A row by the text of a column, done or not."""
+        """The row whose column has this text, whether it is done or not."""
         return self._rows.find(connection, column, text)
 
     def _unmarked(self, floor: Any) -> list[Any]:

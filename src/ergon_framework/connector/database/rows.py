@@ -99,7 +99,7 @@ class TableRows:
         return self._raw_key.in_([row.raw_key for row in rows])
 
     def load(self, connection: sa.Connection, rows: Sequence[DueRow]) -> list[LoadedRow]:
-        """What is in the columns of these rows. One that is gone is left out."""
+        """The columns of these rows. A deleted row is left out."""
         found: list[LoadedRow] = []
         for start in range(0, len(rows), _CHUNK):
             some = rows[start : start + _CHUNK]
@@ -134,7 +134,7 @@ class TableRows:
     def find(
         self, connection: sa.Connection, column: sa.Column[Any], text: str
     ) -> LoadedRow | None:
-        """A row by the text of a column, done or not."""
+        """The row whose column has this text, whether it is done or not."""
         question = sa.select(self.text_key, self._raw_key, self._raw_key)
         found = connection.execute(
             question.where(sa.cast(column, sa.Text) == text).limit(1)

@@ -91,7 +91,7 @@ class StatusReader:
             connection.execute(chosen.values({self._status: self._words.working}))
 
     def load(self, connection: sa.Connection, rows: Sequence[DueRow]) -> list[LoadedRow]:
-        """What is in the columns of these rows."""
+        """The columns of these rows."""
         return self._rows.load(connection, rows)
 
     def left_out(self, connection: sa.Connection) -> int:
@@ -106,7 +106,7 @@ class StatusReader:
     def find(
         self, connection: sa.Connection, column: sa.Column[Any], text: str
     ) -> LoadedRow | None:
-        """A row by the text of a column, done or not."""
+        """The row whose column has this text, whether it is done or not."""
         return self._rows.find(connection, column, text)
 
     def dead(self, connection: sa.Connection) -> list[tuple[str, float, str]]:

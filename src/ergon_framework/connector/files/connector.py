@@ -1,4 +1,4 @@
-"""The connector itself: its options, and what the engines call, in both colours."""
+"""The connector class: its options, and the sync and async methods that the engines call."""
 
 from __future__ import annotations
 
@@ -147,14 +147,14 @@ class FilesConnector(ThreadedConsuming):
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Also in a forked child: the files and what was read are the parent's."""
+        """Forget the files and what was read in a forked child, because they are the parent's."""
         # Kept: freeing the parent's reader would close it, and settling on it names the reason.
         self._inherited, self._reader = self._reader, None
         self._fetching = threading.Lock()
         self._in_hand: set[int] = set()
         self._dropped: DroppedDeliveries[HeldRow] = DroppedDeliveries()
 
-    # ---- both ends of its life ------------------------------------------------------------------
+    # ---- opening and closing ---------------------------------------------------------------------
 
     @property
     def malformed(self) -> int:
@@ -171,7 +171,7 @@ class FilesConnector(ThreadedConsuming):
         self._connection.get()
 
     def stop_waiting(self) -> None:
-        """A fetch that waits returns. Any thread may call."""
+        """Make a waiting fetch return. Any thread may call it."""
         self._wakeup.stop()
 
     def health(self) -> bool:
@@ -180,7 +180,9 @@ class FilesConnector(ThreadedConsuming):
         return self._connection.state.is_healthy and (reader is None or reader.is_sound)
 
     def close(self) -> None:
-        """Let go. What is in hand is delivered again to the next one. Closing twice is fine."""
+        """Close the connector. Unsettled deliveries go to the next reader. Closing
+        twice is fine.
+        """
         self._connection.close()
         self._wakeup.stop()
         with self._fetching:
@@ -188,7 +190,9 @@ class FilesConnector(ThreadedConsuming):
                 self._reader.close()
 
     def observe(self) -> list[Observation]:
-        """What ``ergon doctor`` says: which files there are, and whether positions can be kept."""
+        """What ``ergon doctor`` reports: which files there are, and whether positions
+        can be kept.
+        """
         return list(observed(self._address, self._formats.takes, self._state_path))
 
     def __enter__(self) -> Self:
@@ -200,7 +204,7 @@ class FilesConnector(ThreadedConsuming):
     # ---- consuming ------------------------------------------------------------------------------
 
     def fetch_transactions(self, batch_size: int, **extra: Any) -> list[Transaction]:
-        """Up to ``batch_size`` rows; empty when there are none now."""
+        """Up to ``batch_size`` rows; an empty list when there are none now."""
         return self._fetch(batch_size, extra, threading.Event())
 
     def ack(self, transaction: Transaction) -> None:
@@ -217,7 +221,7 @@ class FilesConnector(ThreadedConsuming):
                 delivery.held.reader.set_aside(delivery.held, transaction.transaction_id, reason)
 
     def release(self, transaction: Transaction) -> None:
-        """The transaction was not worked to an end: deliver its row again, before later ones."""
+        """The transaction was not finished: deliver its row again, before later ones."""
         with self._claimed(transaction, "release") as delivery:
             if delivery is not None:
                 delivery.held.reader.give_back(delivery.held)
@@ -233,7 +237,7 @@ class FilesConnector(ThreadedConsuming):
     # ---- the same for event loops; what blocks is done by other threads -------------------------
 
     async def fetch_transactions_async(self, batch_size: int, **extra: Any) -> list[Transaction]:
-        """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the rows back."""
+        """The async version of :meth:`fetch_transactions`; cancelled, it gives the rows back."""
         gave_up = threading.Event()
 
         def end() -> None:
@@ -243,7 +247,7 @@ class FilesConnector(ThreadedConsuming):
         return await self._fetch_in_thread(self._fetch, end, batch_size, extra, gave_up)
 
     async def get_transactions_count_async(self) -> int:
-        """The asyncio twin of :meth:`get_transactions_count`."""
+        """The async version of :meth:`get_transactions_count`."""
         return await self._threads.run(self.get_transactions_count)
 
     # ---- inside: fetching -----------------------------------------------------------------------
@@ -294,7 +298,7 @@ class FilesConnector(ThreadedConsuming):
             raise MalformedRowError(f"not a transaction: {error.message}") from error
 
     def _give_back_dropped(self) -> None:
-        """Rows whose deliveries nobody has any more are due again, after a while."""
+        """Make rows due again, after a while, whose deliveries were dropped."""
         for held in self._dropped.take_rested(current_clock().now()):
             self._let_go(held)
             if held.reader is self._reader:
@@ -304,7 +308,7 @@ class FilesConnector(ThreadedConsuming):
 
     @contextlib.contextmanager
     def _claimed(self, transaction: Transaction, verb: str) -> Iterator[_Delivery | None]:
-        """The delivery to act upon, or None when it was settled in this way before."""
+        """The delivery to settle, or None when it was already settled with this verb."""
         if self._connection.state.is_closed:
             raise closed(self._connection.state.name)
         with settling(_Delivery, transaction, self, verb, FilesConnectorError) as delivery:

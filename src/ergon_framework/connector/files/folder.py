@@ -46,7 +46,7 @@ class LocalFolder:
         return self._folder.is_in_place
 
     def names(self, takes: Callable[[str], bool]) -> tuple[list[str], set[str]]:
-        """The names of files that are read, in order, and all there are."""
+        """The names of the files to read, in order, and the names of all files."""
         every = self._folder.names()
         return sorted(name for name in every if takes(name)), set(every)
 
@@ -66,7 +66,7 @@ class LocalFolder:
             return None
 
     def open(self, found: FoundFile) -> tuple[io.BufferedReader, FoundFile] | None:
-        """The file, and what it is as it is opened; None when it is gone."""
+        """The file and its state when it is opened. None when it is gone."""
         try:
             file = io.FileIO(self._folder.open_delivered(found.name), "rb")
         except (FileNotFoundError, UnsafeFileError):

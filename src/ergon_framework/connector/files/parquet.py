@@ -40,11 +40,11 @@ class ParquetRows:
 
     @property
     def place(self) -> TextPlace:
-        """Behind the row that was read last."""
+        """The place after the row that was read last."""
         return self._at
 
     def next(self) -> FoundRow | None:
-        """The next row; None at the end of the file."""
+        """The next row. None at the end of the file."""
         try:
             found = next(self._rows, None)
         except OSError as error:
@@ -66,7 +66,7 @@ class ParquetRows:
         return copy.deepcopy(row.data) if is_deep else dict(row.data)
 
     def text(self, row: FoundRow) -> dict[str, Any]:
-        """A row as a dead letter keeps it."""
+        """The text of a row in a dead letter."""
         return {} if row.problem else {"value": row.data}
 
     def close(self) -> None:

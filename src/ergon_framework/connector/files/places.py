@@ -123,7 +123,7 @@ def address_of(url: object, endpoint: str | None, region: str | None) -> Address
 
 
 def observed(address: Address, takes: Callable[[str], bool], state: Path) -> Iterator[Observation]:
-    """What ``ergon doctor`` says: which files there are, and whether positions can be kept."""
+    """What ``ergon doctor`` reports: which files there are, and whether positions can be kept."""
     try:
         with contextlib.closing(address.open()) as place:
             names, _ = place.names(takes)
@@ -175,7 +175,7 @@ class BucketFiles:
         return True
 
     def names(self, takes: Callable[[str], bool]) -> tuple[list[str], set[str]]:
-        """The names of objects that are read, in order, and all there are."""
+        """The names of the objects to read, in order, and the names of all objects."""
         with self._our_errors():
             pages = self._client.list()
             found = {each["path"]: _found(each) for page in pages for each in page}

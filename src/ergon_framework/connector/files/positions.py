@@ -58,7 +58,7 @@ class FilePosition:
         self.stamp = stamp
         self.settled = settled
         self.cursor = settled
-        """Behind the row that was read last."""
+        """The place after the row that was read last."""
         self.end: TextPlace | None = None
         """Where the file ends, once it is read."""
         self.node = ""
@@ -94,7 +94,7 @@ class FilePosition:
 
 
 class Positions:
-    """The journal and what it says. The caller holds a lock around every method but ``sync``."""
+    """The journal and its content. The caller holds a lock around every method but ``sync``."""
 
     def __init__(self, folder: Folder, *, fsync: bool, lock: DirectoryLock | None = None) -> None:
         self._folder = folder

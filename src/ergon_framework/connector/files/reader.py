@@ -45,13 +45,13 @@ class FilePlace(Protocol):
         """Whether its name still leads to it."""
 
     def names(self, takes: Callable[[str], bool]) -> tuple[list[str], set[str]]:
-        """The names of files that are read, in order, and all there are."""
+        """The names of the files to read, in order, and the names of all files."""
 
     def look(self, name: str) -> FoundFile | None:
         """A file as it is now; None when it is gone, or no file that may be read."""
 
     def open(self, found: FoundFile) -> tuple[io.BufferedReader, FoundFile] | None:
-        """The file, and what it is as it is opened; None when it is gone."""
+        """The file and its state when it is opened. None when it is gone."""
 
     def shown(self, name: str) -> str:
         """A file as errors and logs name it."""
@@ -65,16 +65,16 @@ class RowSource(Protocol):
 
     @property
     def place(self) -> TextPlace:
-        """Behind the row that was read last."""
+        """The place after the row that was read last."""
 
     def next(self) -> FoundRow | None:
-        """The next row; None at the end of the file."""
+        """The next row. None at the end of the file."""
 
     def payload(self, row: FoundRow) -> Any:
-        """What a row means; :class:`MalformedRowError` when it means nothing."""
+        """The payload of a row. Raises :class:`MalformedRowError` if it has none."""
 
     def text(self, row: FoundRow) -> dict[str, Any]:
-        """A row as a dead letter keeps it."""
+        """The text of a row in a dead letter."""
 
     def close(self) -> None:
         """Close the file."""
@@ -132,7 +132,7 @@ class FilesReader:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """In a forked child: what is in the files is the parent's to say, but no lock is stuck."""
+        """Make new locks in a forked child. What is in the files is the parent's to record."""
         self._lock = threading.RLock()
 
     @property
@@ -428,7 +428,7 @@ class FilesReader:
             return len(self._released) + sum(self._unread(name) for name in self._listed())
 
     def close(self) -> None:
-        """Close everything; what is in hand is delivered again to the next one."""
+        """Close everything. Unsettled deliveries go to the next reader."""
         with self._lock:
             self._tell_sum()
             if self._open is not None:

@@ -75,12 +75,12 @@ class LineRows:
 
     def __init__(self, stream: BinaryIO, place: TextPlace, limit: int) -> None:
         self.place = place
-        """Behind what was read last."""
+        """The place after what was read last."""
         self._lines = LineReader(stream)
         self._limit = limit
 
     def next(self) -> FoundRow | None:
-        """The next row; None at the end of the stream."""
+        """The next row. None at the end of the stream."""
         while (line := self._lines.readline(self._limit + 1)) != b"":
             if len(line) > self._limit and line[-1:] != NEWLINE:
                 return self._too_long(line)
@@ -123,7 +123,7 @@ class QuotedRows(LineRows):
         self._delimiter = delimiter
 
     def next(self) -> FoundRow | None:
-        """The next row; None at the end of the stream."""
+        """The next row. None at the end of the stream."""
         while (line := self._lines.readline(self._limit + 1)) != b"":
             if len(line) > self._limit and line[-1:] != NEWLINE:
                 return self._too_long(line)

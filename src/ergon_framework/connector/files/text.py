@@ -55,24 +55,24 @@ class TextRows:
 
     @property
     def place(self) -> TextPlace:
-        """Behind the row that was read last."""
+        """The place after the row that was read last."""
         return self._rows.place
 
     def next(self) -> FoundRow | None:
-        """The next row; None at the end of the file."""
+        """The next row. None at the end of the file."""
         try:
             return self._rows.next()
         except _BROKEN as error:
             raise _broken(error) from error
 
     def payload(self, row: FoundRow) -> Any:
-        """What a row means; :class:`MalformedRowError` when it means nothing."""
+        """The payload of a row. Raises :class:`MalformedRowError` if it has none."""
         if row.problem:
             raise MalformedRowError(row.problem)
         return self._parse(row.data)
 
     def text(self, row: FoundRow) -> dict[str, Any]:
-        """A row as a dead letter keeps it."""
+        """The text of a row in a dead letter."""
         data = row.data.removesuffix(b"\n").removesuffix(b"\r")
         try:
             return {"text": data.decode()}

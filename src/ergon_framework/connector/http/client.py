@@ -70,7 +70,9 @@ class PageClient:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Also in a forked child: the connections and the loop are the parent's."""
+        """Forget the connections and the event loop in a forked child, because they are the
+        parent's.
+        """
         if getattr(self, "_loop", None) is not None:
             _inherited.append((self._loop, self._client))
         self._lock = threading.Lock()

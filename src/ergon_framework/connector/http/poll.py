@@ -1,4 +1,4 @@
-"""The connector itself: its options, and what the engines call, in both colours."""
+"""The connector class: its options, and the sync and async methods that the engines call."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ MAX_RETRY_AFTER = 3600.0
 
 
 class HttpPollConnectorError(ConnectorError):
-    """The connector was asked for something it must refuse."""
+    """The connector refuses what it was asked to do."""
 
     code = "http_poll_connector"
 
@@ -160,13 +160,13 @@ class HttpPollConnector(ThreadedConsuming):
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Also in a forked child: what was read and delivered is the parent's."""
+        """Forget what was read and delivered in a forked child, because it is the parent's."""
         self._life = object()
         self._fetching = threading.Lock()
         self._waiting = WaitingItems()
         self._dropped: DroppedDeliveries[HeldItem] = DroppedDeliveries()
 
-    # ---- both ends of its life ------------------------------------------------------------------
+    # ---- opening and closing ---------------------------------------------------------------------
 
     def open(self) -> None:
         """Take the cursor; otherwise the first fetch does."""
@@ -193,7 +193,9 @@ class HttpPollConnector(ThreadedConsuming):
         return [Observation("first page", f"{self._title} answers, with {count} items")]
 
     def close(self) -> None:
-        """Let go. What is in hand is delivered again to the next one. Closing twice is fine."""
+        """Close the connector. Unsettled deliveries go to the next reader. Closing
+        twice is fine.
+        """
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -207,7 +209,7 @@ class HttpPollConnector(ThreadedConsuming):
     def fetch_transactions(
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[Transaction]:
-        """Up to ``batch_size`` items; empty when ``wait`` seconds brought none."""
+        """Up to ``batch_size`` items; an empty list when none came within ``wait`` seconds."""
         refuse_extra(self, extra, "the one setting of a fetch is wait, in seconds")
         check_batch_size(batch_size)
         self._wakeup.begin()
@@ -352,7 +354,7 @@ class HttpPollConnector(ThreadedConsuming):
         self._settle(transaction, "nack", describe(exc) or "unknown")
 
     def release(self, transaction: Transaction) -> None:
-        """The transaction was not worked to an end: its item is delivered again."""
+        """The transaction was not finished: its item is delivered again."""
         with self._claimed(transaction, "release") as delivery:
             if delivery is not None:
                 self._let_go(delivery)
@@ -360,7 +362,7 @@ class HttpPollConnector(ThreadedConsuming):
                 self._wakeup.notify()
 
     def release_after(self, transaction: Transaction, seconds: float) -> None:
-        """Nothing was attempted: its item is delivered again in so many seconds, from memory."""
+        """A gate is closed: the item is delivered again in so many seconds, from memory."""
         with self._claimed(transaction, "release_after") as delivery:
             if delivery is not None:
                 # It counts as in flight, so that a closed gate does not fill the memory.
@@ -406,17 +408,17 @@ class HttpPollConnector(ThreadedConsuming):
     async def fetch_transactions_async(
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[Transaction]:
-        """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the items back."""
+        """The async version of :meth:`fetch_transactions`; cancelled, it gives the items back."""
         return await self._fetch_in_thread(
             self.fetch_transactions, self.stop_waiting, batch_size, wait=wait, **extra
         )
 
     async def release_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`release`."""
+        """The async version of :meth:`release`."""
         self.release(transaction)  # it asks nobody
 
     async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
-        """The asyncio twin of :meth:`release_after`."""
+        """The async version of :meth:`release_after`."""
         self.release_after(transaction, seconds)
 
     # ---- inside ---------------------------------------------------------------------------------

@@ -145,11 +145,11 @@ class HttpPostConnector:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Also in a forked child: the connections are the parent's."""
+        """Forget the connections in a forked child, because they are the parent's."""
         self._client: Any = None
         self._turns: asyncio.Semaphore | None = None
 
-    # ---- both ends of its life ------------------------------------------------------------------
+    # ---- opening and closing ---------------------------------------------------------------------
 
     def health(self) -> bool:
         """Whether the last request was answered, and it is open."""
@@ -176,7 +176,7 @@ class HttpPostConnector:
         self._loop.close()
 
     async def aclose(self) -> None:
-        """The asyncio twin of :meth:`close`."""
+        """The async version of :meth:`close`."""
         await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:
@@ -199,7 +199,7 @@ class HttpPostConnector:
     async def dispatch_transactions_async(
         self, transactions: Iterable[Transaction], **extra: Any
     ) -> None:
-        """The asyncio twin of :meth:`dispatch_transactions`."""
+        """The async version of :meth:`dispatch_transactions`."""
         refuse_extra(self, extra, "it takes no settings per call")
         given = list(transactions)
         with dispatching("http.post", "messaging.message.id", given):

@@ -302,7 +302,7 @@ class _ConsumerLock:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """In a forked child: the lock is the parent's."""
+        """Forget the lock in a forked child, because it is the parent's."""
         self._leave()
 
     def close(self) -> None:

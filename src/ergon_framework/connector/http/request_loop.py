@@ -34,7 +34,7 @@ class RequestLoop:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Also in a forked child: the thread is the parent's."""
+        """Forget the thread in a forked child, because it is the parent's."""
         _inherited.extend([] if self._loop is None else [self._loop])
         self._lock = threading.Lock()
         self._loop = None

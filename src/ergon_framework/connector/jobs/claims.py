@@ -307,7 +307,7 @@ class QueueConsumer:
         self._is_closed = False
         self._stop_waiting = threading.Event()
 
-    # ---- both ends of its life ----
+    # ---- opening and closing ----
 
     def client(self) -> JobClient:
         """A client of the store, which is opened now if it was not before."""
@@ -323,7 +323,7 @@ class QueueConsumer:
             return self._client
 
     def close(self) -> None:
-        """Give back what is in hand and let go. Closing twice is fine."""
+        """Give back what is in hand, and close the connection. Closing twice is fine."""
         with self._lock:
             is_first, self._is_closed = not self._is_closed, True
             client, held, subscription = self._client, self._held, self._subscription
@@ -430,7 +430,7 @@ class QueueConsumer:
             self._subscription.wake()
 
     def stop_waiting(self) -> None:
-        """Let the fetch under way, or the next one, wait no longer."""
+        """Make the fetch under way, or the next one, stop waiting."""
         self._stop_waiting.set()
         self.wake()
 

@@ -38,7 +38,7 @@ _decode = msgspec.json.decode
 
 
 class JobsConnectorError(ConnectorError):
-    """The connector was asked for something it must refuse."""
+    """The connector refuses what it was asked to do."""
 
     code = "jobs_connector"
 

@@ -1,4 +1,4 @@
-"""``JobsConnector``: fetch, dispatch and settle, in both colours, and checks of its arguments."""
+"""``JobsConnector``: fetch, dispatch and settlement, sync and async, and checks of arguments."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class JobsConnector(ThreadedTwins):
             store, given.settings, queue, self._executor or DEFAULT_EXECUTOR
         )
 
-    # ---- both ends of its life ----
+    # ---- opening and closing ----
 
     def open(self) -> None:
         """Open the store; otherwise the first use does."""
@@ -180,7 +180,7 @@ class JobsConnector(ThreadedTwins):
         return True
 
     def close(self) -> None:
-        """Give back what is in hand and let go. Closing twice is fine."""
+        """Give back what is in hand, and close the connection. Closing twice is fine."""
         self._consumer.close()
 
     def __enter__(self) -> Self:
@@ -212,7 +212,7 @@ class JobsConnector(ThreadedTwins):
         return self._fetch(batch_size, wait, extra, threading.Event())
 
     def stop_waiting(self) -> None:
-        """The fetch under way, or the next one, waits no longer. Any thread may call."""
+        """Make the fetch under way, or the next one, stop waiting. Any thread may call it."""
         self._consumer.stop_waiting()
 
     def ack(self, transaction: Transaction) -> None:
@@ -227,11 +227,11 @@ class JobsConnector(ThreadedTwins):
                 self._record(delivery, event_of(exc, transaction.transaction_id, final))
 
     def release(self, transaction: Transaction) -> None:
-        """The transaction was not worked to an end: release its job without a charge."""
+        """The transaction was not finished: release its job without a charge."""
         self._settle(transaction, "release", Released())
 
     def release_after(self, transaction: Transaction, seconds: float) -> None:
-        """A gate is closed: the job is parked for so long, without a charge."""
+        """A gate is closed: the job is parked for so many seconds, without a charge."""
         event = held_for(seconds_of("release_after's seconds", seconds))
         self._settle(transaction, "release_after", event)
 
@@ -267,7 +267,7 @@ class JobsConnector(ThreadedTwins):
     async def fetch_transactions_async(
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[Transaction]:
-        """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the jobs back."""
+        """The async version of :meth:`fetch_transactions`; cancelled, it gives the jobs back."""
         gave_up = threading.Event()
 
         def end() -> None:
@@ -277,11 +277,11 @@ class JobsConnector(ThreadedTwins):
         return await self._fetch_in_thread(self._fetch, end, batch_size, wait, extra, gave_up)
 
     async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
-        """The asyncio twin of :meth:`release_after`."""
+        """The async version of :meth:`release_after`."""
         await self._threads.run(self.release_after, transaction, seconds)
 
     async def aopen(self) -> None:
-        """The asyncio twin of :meth:`open`."""
+        """The async version of :meth:`open`."""
         await self._threads.run(self.open)
 
     # ---- inside ----
@@ -312,9 +312,9 @@ class JobsConnector(ThreadedTwins):
 
     @contextmanager
     def _claimed(self, transaction: Transaction, verb: str) -> Iterator[JobDelivery | None]:
-        """What is to be settled, or None when it was settled in this way before.
+        """The delivery to settle, or None when it was already settled with this verb.
 
-        What fails may be tried again, while the lease lasts.
+        A settlement that fails may be tried again while the lease lasts.
         """
         with settling(JobDelivery, transaction, self, verb, JobsConnectorError) as delivery:
             self._consumer.client()  # raises when it is closed

@@ -72,7 +72,9 @@ class AppendFile:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """In a forked child: the file is the parent's, and would stay locked by the child."""
+        """Close the file in a forked child: it is the parent's, and would stay locked
+        by the child.
+        """
         self._writing, self._syncing = threading.Lock(), threading.Lock()
         self._file.close()
 
@@ -278,7 +280,9 @@ class DirectoryLock:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """In a forked child, which may outlive the holder, and must not hold it in its place."""
+        """Give the lock up in a forked child, which may outlive the holder and must not keep it
+        locked.
+        """
         self._file.close()
 
     def close(self) -> None:
@@ -374,7 +378,7 @@ class RotatingWriter:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """In a forked child: the part is the parent's."""
+        """Forget the open part in a forked child, because it is the parent's."""
         self._lock = threading.Lock()
         self._part = None
 

@@ -1,4 +1,4 @@
-"""The connector itself: both colours, settlement by object, and the checks of its arguments."""
+"""The connector class: sync and async methods, settlement by transaction, checks of arguments."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class JsonlConnector(ThreadedTwins):
                 self._reading().set_aside(line, transaction.transaction_id, describe(exc))
 
     def release(self, transaction: Transaction) -> None:
-        """The transaction was not worked to an end: deliver its line again, before later ones."""
+        """The transaction was not finished: deliver its line again, before later ones."""
         with self._claimed(transaction, "release") as line:
             if line is not None:
                 self._reading().give_back([line])
@@ -182,7 +182,7 @@ class JsonlConnector(ThreadedTwins):
             self._outbox.close()
 
     async def fetch_transactions_async(self, batch_size: int, **extra: Any) -> list[Transaction]:
-        """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the lines back."""
+        """The async version of :meth:`fetch_transactions`; cancelled, it gives the lines back."""
         gave_up = threading.Event()
         return await self._fetch_in_thread(self._fetch, gave_up.set, batch_size, extra, gave_up)
 
@@ -226,7 +226,7 @@ class JsonlConnector(ThreadedTwins):
 
     @contextmanager
     def _claimed(self, transaction: Transaction, verb: str) -> Iterator[InboxLine | None]:
-        """The line to act upon, or None when it was settled in this way before."""
+        """The line to settle, or None when it was already settled with this verb."""
         self._reading()
         with settling(_Delivery, transaction, self, verb, JsonlConnectorError) as delivery:
             yield None if delivery is None else delivery.line

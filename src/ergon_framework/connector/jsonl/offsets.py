@@ -311,7 +311,7 @@ class FileProgress:
 
 
 class CommittedOffsets:
-    """The journal and what it says. The caller holds a lock around every method but ``sync``."""
+    """The journal and its content. The caller holds a lock around every method but ``sync``."""
 
     def __init__(
         self,

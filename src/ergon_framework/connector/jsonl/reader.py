@@ -116,7 +116,7 @@ class DirectoryReader(Generic[T]):
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """In a forked child: what is in the files is the parent's to say, but no lock is stuck."""
+        """Make new locks in a forked child. What is in the files is the parent's to record."""
         self._lock = threading.RLock()
 
     @property

@@ -1,4 +1,4 @@
-"""``KafkaConnector``: fetch, dispatch and settle, in both colours."""
+"""``KafkaConnector``: its fetch, dispatch and settlement, sync and async."""
 
 from __future__ import annotations
 
@@ -221,14 +221,16 @@ class KafkaConnector(ThreadedConsuming):
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Also in a forked child: the member is the parent's, and so is what it delivered."""
+        """Forget the group member and its deliveries in a forked child, because they are the
+        parent's.
+        """
         self._lock = threading.Lock()
         if self._member is not None:
             leave_to_parent(self._member)
             self._ledger.revoke(self._ledger.partitions)
         self._member = None
 
-    # ---- both ends of its life ----
+    # ---- opening and closing ----
 
     def health(self) -> bool:
         """Whether it can be used: not closed, not refused, and a broker answers.
@@ -294,7 +296,7 @@ class KafkaConnector(ThreadedConsuming):
     def fetch_transactions(
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[Transaction]:
-        """Up to ``batch_size`` messages; empty when ``wait`` seconds brought none."""
+        """Up to ``batch_size`` messages; an empty list when none came within ``wait`` seconds."""
         member, seconds = self._asked(batch_size, wait, extra)
         while True:
             member.wait(seconds, threading.Event())
@@ -303,7 +305,7 @@ class KafkaConnector(ThreadedConsuming):
                 return taken
 
     def stop_waiting(self) -> None:
-        """The fetch under way, or the next one, waits no longer. Any thread may call."""
+        """Make the fetch under way, or the next one, stop waiting. Any thread may call it."""
         if self._member is not None:
             self._member.stop_waiting()
 
@@ -328,16 +330,16 @@ class KafkaConnector(ThreadedConsuming):
                 self._settle(entry)
 
     def release(self, transaction: Transaction) -> None:
-        """The transaction was not worked to an end: hand it out again."""
+        """The transaction was not finished: hand it out again."""
         with self._settling(transaction, "release") as entry:
             if entry is not None:
                 self._give_back(entry)
 
     def release_after(self, transaction: Transaction, seconds: float) -> None:
-        """The transaction could not begin: hand it out again in so many seconds.
+        """A gate is closed: hand the transaction out again in so many seconds.
 
-        With a retry topic it is sent there. Otherwise it stays here, and its partition's offset
-        with it.
+        With a retry topic it is sent there. Otherwise it stays here, and so does the offset of its
+        partition.
         """
         with self._settling(transaction, "release_after") as entry:
             if entry is None:
@@ -375,7 +377,7 @@ class KafkaConnector(ThreadedConsuming):
     async def dispatch_transactions_async(
         self, transactions: Iterable[Transaction], **extra: Any
     ) -> None:
-        """The asyncio twin of ``dispatch_transactions``."""
+        """The async version of ``dispatch_transactions``."""
         refuse_extra(self, extra, _SETTINGS)
         given = list(transactions)
         with dispatching("kafka.send", "messaging.message.id", given):
@@ -384,7 +386,7 @@ class KafkaConnector(ThreadedConsuming):
     async def fetch_transactions_async(
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[Transaction]:
-        """The asyncio twin of ``fetch_transactions``. Cancelled, it has taken nothing."""
+        """The async version of ``fetch_transactions``. Cancelled, it has taken nothing."""
         member, seconds = self._asked(batch_size, wait, extra)
         while True:
             if not member.has_ready:  # else there is nothing to wait for, and no thread is needed
@@ -399,22 +401,22 @@ class KafkaConnector(ThreadedConsuming):
                 return taken
 
     async def ack_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of ``ack``; it never waits."""
+        """The async version of ``ack``; it never waits."""
         self.ack(transaction)
 
     async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
-        """The asyncio twin of ``nack``."""
+        """The async version of ``nack``."""
         with self._settling(transaction, "nack") as entry:
             if entry is not None:
                 await self._send_async([self._dead_letter(entry, describe(exc))])
                 self._settle(entry)
 
     async def release_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of ``release``; it never waits."""
+        """The async version of ``release``; it never waits."""
         self.release(transaction)
 
     async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
-        """The asyncio twin of ``release_after``."""
+        """The async version of ``release_after``."""
         retry_topic = self._retry_topic
         if retry_topic is None:
             self.release_after(transaction, seconds)
@@ -425,11 +427,11 @@ class KafkaConnector(ThreadedConsuming):
                 self._settle(entry)
 
     async def get_transactions_count_async(self) -> int:
-        """The asyncio twin of ``get_transactions_count``."""
+        """The async version of ``get_transactions_count``."""
         return await self._threads.run(self.get_transactions_count)
 
     async def health_async(self) -> bool:
-        """The asyncio twin of ``health``."""
+        """The async version of ``health``."""
         return await self._threads.run(self.health)
 
     async def _send_async(self, records: Sequence[Record]) -> None:
@@ -441,7 +443,9 @@ class KafkaConnector(ThreadedConsuming):
     # ---- inside: messages ----
 
     def _records(self, transactions: Iterable[Transaction]) -> list[Record]:
-        """All of them, before the first is sent: a batch with a bad one is refused as a whole."""
+        """Encode all messages before the first is sent: a batch with a bad one is refused as a
+        whole.
+        """
         given = list(transactions)
         return [
             Record(
@@ -454,7 +458,9 @@ class KafkaConnector(ThreadedConsuming):
         ]
 
     def _take(self, member: GroupMember, most: int) -> list[Transaction] | None:
-        """What there is; None when all of it was set aside, and there may be more behind it."""
+        """The messages that are there. None when all of them were set aside and there may be more
+        after them.
+        """
         for entry in self._dropped.take():
             member.give_back(entry, DROPPED_AFTER)
         taken: list[Transaction] = []
@@ -507,7 +513,7 @@ class KafkaConnector(ThreadedConsuming):
 
     @contextmanager
     def _settling(self, transaction: Transaction, verb: str) -> Iterator[Entry | None]:
-        """What is to be settled, or None when it was settled in this way before."""
+        """The delivery to settle, or None when it was already settled with this verb."""
         with settling(KafkaDelivery, transaction, self, verb, KafkaConnectorError) as delivery:
             if delivery is None:
                 yield None

@@ -137,7 +137,7 @@ class GroupMember:
         return is_ours
 
     def stop_waiting(self) -> None:
-        """The fetch under way, or the next one, waits no longer."""
+        """Make the fetch under way, or the next one, stop waiting."""
         with self._lock:
             self._is_stopping = True
             self._notify_all()

@@ -116,7 +116,7 @@ class Sender:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Also in a forked child: the producer and its threads are the parent's."""
+        """Forget the producer in a forked child, because it and its threads are the parent's."""
         self._lock = threading.Lock()
         if self._producer is not None:
             leave_to_parent(self._producer)

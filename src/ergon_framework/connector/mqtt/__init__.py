@@ -1,8 +1,8 @@
 """MQTT 5 as a connector, for threads and for asyncio.
 
-Where to look first: ``connector`` has the methods that engines call, ``session`` speaks with the
-broker through paho-mqtt, whose thread serves both colours, because it is the client that lets the
-application say when a message is acknowledged.
+Where to look first: ``connector`` has the methods that engines call. ``session`` speaks with the
+broker through paho-mqtt, because that client lets the application say when a message is
+acknowledged; its thread serves other threads and event loops alike.
 """
 
 from __future__ import annotations

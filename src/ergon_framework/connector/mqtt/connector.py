@@ -60,7 +60,9 @@ logger = logging.getLogger("ergon.connector")
 SCHEMES = ("mqtt", "mqtts")
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 DROPPED_FOR = 30.0
-"""Seconds after which a message is delivered again that nobody has any more, and nobody settled."""
+"""Seconds after which a message is delivered again whose delivery was dropped without being
+settled.
+"""
 _SETTINGS = "a fetch takes wait, and a dispatch takes none"
 
 
@@ -149,7 +151,9 @@ class MqttConnector:
         self._apublishing = _on_loop(*about, self._publisher)
 
     def renew(self) -> None:
-        """Also in a forked child: the connections are its parent's, and so is what came there."""
+        """Forget the connections and what they received in a forked child, because they are the
+        parent's.
+        """
         # Kept: freeing one here would close what its parent uses.
         self._of_parents += self._sessions.values()
         self._is_parents_session = self._is_parents_session or "consuming" in self._sessions
@@ -157,12 +161,12 @@ class MqttConnector:
         self._dropped: DroppedDeliveries[Arrived] = DroppedDeliveries()
         self._delayed: DelayedDeliveries[Arrived] = DelayedDeliveries()
 
-    # ---- both ends of its life ----
+    # ---- opening and closing ----
 
     def health(self) -> bool:
-        """Whether it can be used: not closed, and the broker answers as far as is known.
+        """Whether it can be used: it is not closed, and the broker answers as far as is known.
 
-        A broker that refuses what is published cannot be used until it takes the like of it.
+        After the broker refused a message, it counts as unusable until it accepts one of that kind.
         """
         states = [self._consuming.state, self._publishing.state]
         states += [self._aconsuming.state, self._apublishing.state]
@@ -172,7 +176,7 @@ class MqttConnector:
         return is_there and not self._refusals and all(each.is_healthy for each in states)
 
     def stop_waiting(self) -> None:
-        """The fetch under way waits no longer. Any thread may call."""
+        """Make the fetch under way stop waiting. Any thread may call it."""
         self._wakeup.stop()
 
     def close(self) -> None:
@@ -185,7 +189,7 @@ class MqttConnector:
             session.close()
 
     async def aclose(self) -> None:
-        """The asyncio twin of :meth:`close`."""
+        """The async version of :meth:`close`."""
         await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:
@@ -197,13 +201,13 @@ class MqttConnector:
     # ---- producing ----
 
     def dispatch_transactions(self, transactions: Iterable[Transaction], **extra: Any) -> None:
-        """Publish them all; the broker has each when this returns."""
+        """Publish all transactions. When this returns, the broker has each."""
         self._publish(self._publications(transactions, extra))
 
     async def dispatch_transactions_async(
         self, transactions: Iterable[Transaction], **extra: Any
     ) -> None:
-        """The asyncio twin of :meth:`dispatch_transactions`."""
+        """The async version of :meth:`dispatch_transactions`."""
         await self._publish_async(self._publications(transactions, extra))
 
     # ---- consuming ----
@@ -211,7 +215,7 @@ class MqttConnector:
     def fetch_transactions(
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[MqttDelivery]:
-        """Up to ``batch_size`` messages; empty when none came for ``wait`` seconds."""
+        """Up to ``batch_size`` messages; an empty list when none came for ``wait`` seconds."""
         until = deadline(self._checked(batch_size, wait, extra))
         while (session := self._consuming.wait()) is not None:
             now = current_clock().now()
@@ -234,7 +238,7 @@ class MqttConnector:
     async def fetch_transactions_async(
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[MqttDelivery]:
-        """The asyncio twin of :meth:`fetch_transactions`; cancelled, it has taken nothing."""
+        """The async version of :meth:`fetch_transactions`; cancelled, it has taken nothing."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._checked(batch_size, wait, extra)
         while (session := await self._aconsuming.wait()) is not None:
@@ -258,7 +262,7 @@ class MqttConnector:
     # ---- settling ----
 
     def ack(self, transaction: Transaction) -> None:
-        """It succeeded: the broker forgets it."""
+        """The transaction succeeded: acknowledge the message."""
         with settling(MqttDelivery, transaction, self, "ack", MqttConnectorError) as delivery:
             if delivery is not None:
                 arrived = delivery.arrived
@@ -268,38 +272,42 @@ class MqttConnector:
                 self._dropped.forget(arrived)
 
     async def ack_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`ack`."""
+        """The async version of :meth:`ack`."""
         self.ack(transaction)
 
     def nack(self, transaction: Transaction, exc: Exception) -> None:
-        """It failed for good: it is a dead letter, with its reason, when this returns."""
+        """The transaction failed for good: when this returns, the message is a dead letter with its
+        reason.
+        """
         with self._settled(transaction, "nack") as arrived:
             if arrived is not None:
                 self._set_aside(arrived, describe(exc))
 
     async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
-        """The asyncio twin of :meth:`nack`."""
+        """The async version of :meth:`nack`."""
         with self._settled(transaction, "nack") as arrived:
             if arrived is not None:
                 await self._set_aside_async(arrived, describe(exc))
 
     def release(self, transaction: Transaction) -> None:
-        """It was not worked to an end: it is delivered again, by this process or the next one."""
+        """The transaction was not finished: the message is delivered again, by this process or the
+        next one.
+        """
         with self._settled(transaction, "release") as arrived:
             if arrived is not None:
                 self._refuse_lost(arrived)
                 arrived.session.put_back([arrived])
 
     async def release_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`release`."""
+        """The async version of :meth:`release`."""
         self.release(transaction)
 
     def release_after(self, transaction: Transaction, seconds: float) -> None:
-        """It could not begin: it waits here for so many seconds, unacknowledged."""
+        """A gate is closed: the message waits here for so many seconds, unacknowledged."""
         self._park(transaction, current_clock().now() + seconds_of("seconds", seconds))
 
     async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
-        """The asyncio twin of :meth:`release_after`."""
+        """The async version of :meth:`release_after`."""
         self._park(transaction, asyncio.get_running_loop().time() + seconds_of("seconds", seconds))
 
     def observe(self) -> Iterator[Observation]:
@@ -394,7 +402,7 @@ class MqttConnector:
 
     @contextmanager
     def _settled(self, transaction: Transaction, verb: str) -> Iterator[Arrived | None]:
-        """What is to be settled, or None when it was settled in this way before."""
+        """The delivery to settle, or None when it was already settled with this verb."""
         with settling(MqttDelivery, transaction, self, verb, MqttConnectorError) as delivery:
             if delivery is None:
                 yield None

@@ -52,7 +52,7 @@ _REFUSALS = frozenset({0x84, 0x85, 0x86, 0x87, 0x8A, 0x8C})
 
 
 class MqttConnectorError(ConnectorError):
-    """The connector refuses to do what it was asked."""
+    """The connector refuses what it was asked to do."""
 
     code = "mqtt_connector"
 
@@ -94,7 +94,7 @@ class Arrived:
 
     @property
     def own_id(self) -> str:
-        """Its id if it has none, as long as this process has it."""
+        """The id of a message that has none, for as long as this process has it."""
         return f"{self.session.identity}-{self.number}"
 
 
@@ -180,7 +180,7 @@ class MqttSession:
         """Whether the broker has refused a message that was published through it."""
         self.error: Exception | None = None
 
-    # ---- both ends of its life ----
+    # ---- opening and closing ----
 
     def open(self, host: str, port: int) -> None:
         """Connect; what goes wrong is raised, and then nothing of the session is left."""
@@ -310,7 +310,7 @@ class MqttSession:
         return len(self._buffer)
 
     def ack(self, arrived: Arrived) -> None:
-        """The broker may forget it."""
+        """Acknowledge the message."""
         if not self.is_open:
             raise ChannelLostError(
                 f"the connection to {self._options.url.name} that brought this message is closed",

@@ -1,6 +1,6 @@
 """NATS JetStream as a connector: a durable pull consumer as a source, a subject as a target.
 
-- ``connector``: the connector, in both colours
+- ``connector``: the connector class, sync and async
 - ``jetstream``: what it asks the server for: consumers, pulls, acknowledgements, publishing, and a
   stream read in order from a place on, without acknowledgements
 - ``loop_settlement``: acknowledgements from an event loop, on a connection of that loop

@@ -1,4 +1,4 @@
-"""``NatsConnector``: fetch, dispatch and settle, in both colours."""
+"""``NatsConnector``: its fetch, dispatch and settlement, sync and async."""
 
 from __future__ import annotations
 
@@ -159,21 +159,21 @@ class NatsConnector(ThreadedTwins):
         if ordered:
             self._offer_no_settlement()
 
-    # ---- both ends of its life ----
+    # ---- opening and closing ----
 
     def open(self) -> None:
         """Connect; otherwise the first use does."""
         self._source.connection.get()
 
     def health(self) -> bool:
-        """Whether it can be used: not closed, and its server was there when it was last asked.
+        """Whether it can be used: it is not closed, and its server answered the last call.
 
-        A server that refuses what is published cannot be used until it takes the like of it.
+        After the server refused a message, it counts as unusable until it accepts one of that kind.
         """
         return self._source.is_healthy and not self._refusals
 
     def observe(self) -> Iterator[Observation]:
-        """What ``ergon doctor`` says of it."""
+        """What ``ergon doctor`` reports of the connector."""
         version = self._jetstream.client.version()
         yield Observation("server", f"nats-server {version}")
         if self._stream:
@@ -207,13 +207,13 @@ class NatsConnector(ThreadedTwins):
         return subject is not None and any(is_taken_in(each, subject) for each in patterns)
 
     def stop_waiting(self) -> None:
-        """The fetch under way, or the next one, waits no longer. Any thread may call."""
+        """Make the fetch under way, or the next one, stop waiting. Any thread may call it."""
         self._source.wakeup.stop()
         with suppress(ErgonError):
             self._jetstream.give_up_pull()
 
     def close(self) -> None:
-        """Give back what is in hand and let go. Closing twice is fine."""
+        """Give back what is in hand, and close the connection. Closing twice is fine."""
 
         def stop() -> None:
             self.stop_waiting()
@@ -322,20 +322,22 @@ class NatsConnector(ThreadedTwins):
     # ---- settling ----
 
     def ack(self, transaction: Transaction) -> None:
-        """It succeeded: the server forgets it."""
+        """The transaction succeeded: acknowledge the message."""
         self._settle(transaction, "ack", b"+ACK")
 
     def nack(self, transaction: Transaction, exc: Exception) -> None:
-        """It failed for good: publish it as a dead letter, and terminate it with the reason."""
+        """The transaction failed for good: publish a dead letter, and terminate the message with
+        the reason.
+        """
         text = describe(exc)
         self._settle(transaction, "nack", reason_of(text), text)
 
     def release(self, transaction: Transaction) -> None:
-        """It was not worked to an end: the server delivers it again."""
+        """The transaction was not finished: the server delivers the message again."""
         self._settle(transaction, "release", b"-NAK")
 
     def release_after(self, transaction: Transaction, seconds: float) -> None:
-        """A gate is closed: the server keeps it for so long, and delivers it again."""
+        """A gate is closed: the server delivers the message again in so many seconds."""
         self._settle(transaction, "release_after", delayed(seconds))
 
     def _settle(
@@ -427,21 +429,21 @@ class NatsConnector(ThreadedTwins):
     async def fetch_transactions_async(
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[Transaction]:
-        """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the messages back."""
+        """The async version of :meth:`fetch_transactions`. Cancelled, it releases its messages."""
         return await self._fetch_in_thread(
             self.fetch_transactions, self.stop_waiting, batch_size, wait=wait, **extra
         )
 
     async def ack_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`ack`."""
+        """The async version of :meth:`ack`."""
         await self._settle_async(transaction, "ack", b"+ACK")
 
     async def release_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`release`."""
+        """The async version of :meth:`release`."""
         await self._settle_async(transaction, "release", b"-NAK")
 
     async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
-        """The asyncio twin of :meth:`release_after`."""
+        """The async version of :meth:`release_after`."""
         await self._settle_async(transaction, "release_after", delayed(seconds))
 
     async def _settle_async(self, transaction: Transaction, verb: str, how: bytes) -> None:
@@ -463,7 +465,7 @@ class NatsConnector(ThreadedTwins):
             await self.release_async(transaction)
 
     async def aclose(self) -> None:
-        """The asyncio twin of :meth:`close`."""
+        """The async version of :meth:`close`."""
         await self._loop_settlement.aclose()
         await super().aclose()
 

@@ -49,7 +49,7 @@ _NANOSECONDS = 1_000_000_000
 
 
 class NatsConnectorError(ConnectorError):
-    """The connector was asked for something it must refuse."""
+    """The connector refuses what it was asked to do."""
 
     code = "nats_connector"
 

@@ -90,7 +90,9 @@ class LoopSettlement:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Also in a forked child: the loop and its connection are the parent's."""
+        """Forget the event loop and its connection in a forked child, because they are the
+        parent's.
+        """
         if self._link is not None:
             self._of_parents.append(self._link)  # freeing it here could end the parent's
         self._lock = threading.Lock()

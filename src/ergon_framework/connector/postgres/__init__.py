@@ -1,6 +1,6 @@
 """A PostgreSQL table as a connector: its rows are the messages.
 
-- ``connector``: the connector, in both colours
+- ``connector``: the connector class, sync and async
 - ``columns``: which column of the user's table plays which role
 - ``statements``: the SQL for one table, once its columns have been looked at
 - ``errors``: what it refuses

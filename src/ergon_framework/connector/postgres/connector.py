@@ -1,4 +1,4 @@
-"""``PostgresConnector``: fetch, dispatch and settle, in both colours."""
+"""``PostgresConnector``: its fetch, dispatch and settlement, sync and async."""
 
 from __future__ import annotations
 
@@ -134,18 +134,18 @@ class PostgresConnector(ThreadedTwins):
         if not self._is_leased:
             self._offer_no_parking()
 
-    # ---- both ends of its life ----
+    # ---- opening and closing ----
 
     def open(self) -> None:
         """Connect, and look at the table; otherwise the first use does."""
         self._source.connection.get()
 
     def health(self) -> bool:
-        """Whether it can be used: not closed, and its server was there when it was last asked."""
+        """Whether it can be used: it is not closed, and its server answered the last call."""
         return self._source.is_healthy
 
     def observe(self) -> Iterator[Observation]:
-        """What ``ergon doctor`` says of it."""
+        """What ``ergon doctor`` reports of the connector."""
         session = self._source.connection.get()
         yield latency(lambda: session.database.run(lambda on: on.execute(b"SELECT 1")))
         yield Observation("table", f"{self._options.table}: {self._roles()}")
@@ -165,14 +165,14 @@ class PostgresConnector(ThreadedTwins):
         return f"{', '.join(columns)}; {held}"
 
     def stop_waiting(self) -> None:
-        """The fetch under way waits no longer. Any thread may call."""
+        """Make the fetch under way stop waiting. Any thread may call it."""
         self._source.wakeup.stop()
         session = self._session
         if session is not None and session.subscription is not None:
             session.subscription.wake()
 
     def close(self) -> None:
-        """Give back what is in hand and let go. Closing twice is fine."""
+        """Give back what is in hand, and close the connection. Closing twice is fine."""
         self._source.close(self.stop_waiting)
 
     def __enter__(self) -> Self:
@@ -295,24 +295,26 @@ class PostgresConnector(ThreadedTwins):
     # ---- settling ----
 
     def ack(self, transaction: Transaction) -> None:
-        """It succeeded: delete the row, or mark it as done."""
+        """The transaction succeeded: delete the row, or mark it as done."""
         self._settle(transaction, "ack", lambda session: session.statements.done)
 
     def nack(self, transaction: Transaction, exc: Exception) -> None:
-        """It failed for good: mark the row with the reason, or move it to the dead letters."""
+        """The transaction failed for good: mark the row with the reason, or move it to the dead
+        letters.
+        """
         reason = describe(exc)[:_MAX_REASON]
         self._settle(transaction, "nack", lambda session: session.statements.dead, reason=reason)
 
     def release(self, transaction: Transaction) -> None:
-        """It was not worked to an end: let the row wait again."""
+        """The transaction was not finished: its row waits again."""
         self._settle(transaction, "release", _parked, seconds=0.0)
 
     def release_after(self, transaction: Transaction, seconds: float) -> None:
-        """A gate is closed: let the row wait for so long."""
+        """A gate is closed: the row waits for so many seconds."""
         self._settle(transaction, "release_after", _parked, seconds=seconds)
 
     async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
-        """The asyncio twin of :meth:`release_after`."""
+        """The async version of :meth:`release_after`."""
         await self._threads.run(self.release_after, transaction, seconds)
 
     def _settle(
@@ -374,7 +376,7 @@ class PostgresConnector(ThreadedTwins):
     async def fetch_transactions_async(
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[Transaction]:
-        """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the rows back."""
+        """The async version of :meth:`fetch_transactions`; cancelled, it gives the rows back."""
         return await self._fetch_in_thread(
             self.fetch_transactions, self.stop_waiting, batch_size, wait=wait, **extra
         )

@@ -8,7 +8,7 @@ from ergon_framework.errors import ConnectorError, StoreUnavailableError
 
 
 class PostgresConnectorError(ConnectorError):
-    """The connector was asked for something it must refuse."""
+    """The connector refuses what it was asked to do."""
 
     code = "postgres_connector"
 

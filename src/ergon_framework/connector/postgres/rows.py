@@ -88,10 +88,10 @@ class RowHolder(Protocol):
     """How rows are held."""
 
     def claim(self, most: int, room: int) -> list[TableRow]:
-        """Up to so many rows that wait, of so many bytes together, or one that has more."""
+        """Waiting rows, up to a number and a sum of bytes; or one row that is larger."""
 
     def settle(self, statement: str, row: TableRow, **values: Any) -> None:
-        """Say how a row ended, if it is still ours."""
+        """Settle a row, if this process still holds it."""
 
     def close(self) -> None:
         """Let go of all of them."""
@@ -108,14 +108,14 @@ class LeasedRows:
         self._seconds = options.seconds
 
     def claim(self, most: int, room: int) -> list[TableRow]:
-        """Up to so many rows that wait, of so many bytes together, or one that has more."""
+        """Waiting rows, up to a number and a sum of bytes; or one row that is larger."""
         token = secrets.token_hex(16)
         asked = {"most": most, "room": room, "token": token, "seconds": self._seconds}
         found = rows_of(self._database, self._statements.claim, asked)
         return [row_of(each, token) for each in found]
 
     def settle(self, statement: str, row: TableRow, **values: Any) -> None:
-        """Say how a row ended, if it is still ours."""
+        """Settle a row, if this process still holds it."""
         given = {"id": row.id, "token": row.token, **values}
         try:  # written out, as every row comes through here
             is_ours = self._database.run(lambda on: _changed(on, statement, given))

@@ -1,9 +1,10 @@
-"""Which acknowledgements of one channel can go out as one.
+"""Combines acknowledgements of one channel.
 
 A broker takes "this message" or "this message and all before it" as an acknowledgement. One frame
-for a run of messages that succeeded saves most of what an acknowledgement costs at both ends. It is
-written only where every earlier message of the channel is known here and settled: one that has come
-to the client library and not yet here would otherwise be acknowledged without having been handled.
+for a run of messages that succeeded saves most of what acknowledgements cost at both ends. It is
+written only if every earlier message of the channel is known here and settled: a message that has
+reached the client library and not yet this class would otherwise be acknowledged without having
+been handled.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class Acknowledgements:
         self._highest = 0
 
     def arrived(self, tag: int) -> None:
-        """A message was delivered, and is not settled."""
+        """Note that a message was delivered and is not settled."""
         self._arrived += 1
         self._in_hand[tag] = None
         if tag > self._highest:
@@ -28,16 +29,16 @@ class Acknowledgements:
             self._in_hand = dict.fromkeys(sorted(self._in_hand))
 
     def succeeded(self, tag: int) -> None:
-        """A message is to be acknowledged with the next ones."""
+        """Note that a message is to be acknowledged with the next ones."""
         self._in_hand.pop(tag, None)
         self._succeeded.append(tag)
 
     def settled(self, tag: int) -> None:
-        """The broker was told of a message otherwise; call it when that is on its way."""
+        """Note that a message was settled in another way. Call it when that was sent."""
         self._in_hand.pop(tag, None)
 
     def take(self) -> list[tuple[int, bool]]:
-        """The tags to write now, each with whether it stands for all before it, too."""
+        """The tags to write now, each with whether it also acknowledges all before it."""
         tags, self._succeeded = self._succeeded, []
         # Where fewer have arrived than the highest tag says, some are still on their way to us.
         is_whole = self._arrived == self._highest

@@ -76,9 +76,11 @@ logger = logging.getLogger("ergon.connector")
 _C = TypeVar("_C")
 
 NEARLY_DUE = 0.02
-"""Seconds before its time that a parked message counts as due."""
+"""Seconds by which a parked message may be delivered early."""
 DROPPED_FOR = 30.0
-"""Seconds after which a message is delivered again that nobody has any more, and nobody settled."""
+"""Seconds after which a message is delivered again whose delivery was dropped without being
+settled.
+"""
 LOOK_AROUND = 1.0
 """Seconds that a fetch without room waits for a settlement before it looks for messages that nobody
 has any more: they may be all that is in flight, and no settlement of theirs will come."""
@@ -88,26 +90,26 @@ _SETTINGS = "a fetch takes wait, and a dispatch takes none"
 
 @dataclass(slots=True)
 class _Sorted:
-    """What is to be done with messages that have come."""
+    """The messages that have arrived, by what is to be done with them."""
 
     deliver: list[RabbitDelivery] = field(default_factory=list)
     park: list[tuple[Received, float]] = field(default_factory=list)
     malformed: list[tuple[Received, str]] = field(default_factory=list)
 
     def take_parked(self) -> Iterator[tuple[Received, float]]:
-        """Each, which is left as long as it is being done."""
+        """Yields each message, which stays in the list until the caller has finished with it."""
         while self.park:
             yield self.park[0]
             del self.park[0]
 
     def take_malformed(self) -> Iterator[tuple[Received, str]]:
-        """Each, which is left as long as it is being done."""
+        """Yields each message, which stays in the list until the caller has finished with it."""
         while self.malformed:
             yield self.malformed[0]
             del self.malformed[0]
 
     def left(self) -> list[Received]:
-        """What could not be done."""
+        """The messages that could not be handled."""
         return [received for received, _ in (*self.park, *self.malformed)]
 
 
@@ -203,12 +205,12 @@ class RabbitConnector:
         self._of_parents.append(self._consumers)
         self._consumers, self._delayed = {}, DelayedDeliveries()
 
-    # ---- both ends of its life ----
+    # ---- opening and closing ----
 
     def health(self) -> bool:
-        """Whether it can be used: not closed, and the broker answers as far as is known.
+        """Whether it can be used: it is not closed, and the broker answers as far as is known.
 
-        A broker that refuses what is published cannot be used until it takes the like of it.
+        After the broker refused a message, it counts as unusable until it accepts one of that kind.
         """
         states = [self._consuming.state, self._publishing.state]
         states += [self._aconsuming.state, self._apublishing.state]
@@ -217,18 +219,20 @@ class RabbitConnector:
         return is_there and not self._refusals and all(each.is_healthy for each in states)
 
     def stop_waiting(self) -> None:
-        """The fetch under way waits no longer. Any thread may call."""
+        """Make the fetch under way stop waiting. Any thread may call it."""
         self._wakeup.stop()
 
     def close(self) -> None:
-        """Send what was settled and let go; what was not is delivered again. Twice is fine."""
+        """Send settlements and close. Unsettled messages are delivered again. Closing twice is
+        fine.
+        """
         self._consuming.close()
         self._publishing.close()
         self._aconsuming.abandon()
         self._apublishing.abandon()
 
     async def aclose(self) -> None:
-        """The asyncio twin of :meth:`close`."""
+        """The async version of :meth:`close`."""
         await self._aconsuming.aclose()
         await self._apublishing.aclose()
         await asyncio.to_thread(self.close)
@@ -248,13 +252,13 @@ class RabbitConnector:
     # ---- producing ----
 
     def dispatch_transactions(self, transactions: Iterable[Transaction], **extra: Any) -> None:
-        """Publish them all; the broker has confirmed each when this returns."""
+        """Publish all transactions. When this returns, the broker has confirmed each."""
         self._publish(self._outgoing(transactions, extra))
 
     async def dispatch_transactions_async(
         self, transactions: Iterable[Transaction], **extra: Any
     ) -> None:
-        """The asyncio twin of :meth:`dispatch_transactions`."""
+        """The async version of :meth:`dispatch_transactions`."""
         await self._publish_async(self._outgoing(transactions, extra))
 
     # ---- consuming ----
@@ -262,7 +266,7 @@ class RabbitConnector:
     def fetch_transactions(
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[RabbitDelivery]:
-        """Up to ``batch_size`` messages; empty when none came for ``wait`` seconds."""
+        """Up to ``batch_size`` messages; an empty list when none came for ``wait`` seconds."""
         waits = self._checked(batch_size, wait, extra)
         clock = current_clock()
         until = clock.now() + waits
@@ -296,7 +300,7 @@ class RabbitConnector:
     async def fetch_transactions_async(
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[RabbitDelivery]:
-        """The asyncio twin of :meth:`fetch_transactions`; cancelled, it has taken nothing."""
+        """The async version of :meth:`fetch_transactions`; cancelled, it has taken nothing."""
         waits = self._checked(batch_size, wait, extra)
         loop = asyncio.get_running_loop()
         until = loop.time() + waits
@@ -330,43 +334,47 @@ class RabbitConnector:
     # ---- settling ----
 
     def ack(self, transaction: Transaction) -> None:
-        """It succeeded: the broker forgets it."""
+        """The transaction succeeded: acknowledge the message."""
         with self._settled(transaction, "ack", PikaConsumer) as received:
             if received is not None:
                 received.channel.ack(received)
 
     async def ack_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`ack`."""
+        """The async version of :meth:`ack`."""
         with self._settled(transaction, "ack", AioConsumer) as received:
             if received is not None:
                 await received.channel.ack(received)
 
     def nack(self, transaction: Transaction, exc: Exception) -> None:
-        """It failed for good: it is with the dead letters, with its reason, when this returns."""
+        """The transaction failed for good: when this returns, the message is a dead letter with its
+        reason.
+        """
         with self._settled(transaction, "nack", PikaConsumer) as received:
             if received is not None:
                 self._set_aside(received, describe(exc))
 
     async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
-        """The asyncio twin of :meth:`nack`."""
+        """The async version of :meth:`nack`."""
         with self._settled(transaction, "nack", AioConsumer) as received:
             if received is not None:
                 await self._set_aside_async(received, describe(exc))
 
     def release(self, transaction: Transaction) -> None:
-        """It was not worked to an end: the broker delivers it again."""
+        """The transaction was not finished: the broker delivers the message again."""
         with self._settled(transaction, "release", PikaConsumer) as received:
             if received is not None:
                 received.channel.requeue(received)
 
     async def release_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`release`."""
+        """The async version of :meth:`release`."""
         with self._settled(transaction, "release", AioConsumer) as received:
             if received is not None:
                 await received.channel.requeue(received)
 
     def release_after(self, transaction: Transaction, seconds: float) -> None:
-        """It could not begin: it waits in a queue for so many seconds, and begins anew."""
+        """A gate is closed: the message waits in a queue for so many seconds, and is delivered
+        again.
+        """
         rest = seconds_of("release_after's seconds", seconds)
         with self._settled(transaction, "release_after", PikaConsumer) as received:
             if received is None:
@@ -377,7 +385,7 @@ class RabbitConnector:
                 self._park(received, rest)
 
     async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
-        """The asyncio twin of :meth:`release_after`."""
+        """The async version of :meth:`release_after`."""
         rest = seconds_of("release_after's seconds", seconds)
         with self._settled(transaction, "release_after", AioConsumer) as received:
             if received is None:
@@ -390,13 +398,13 @@ class RabbitConnector:
     # ---- for operators ----
 
     def get_transactions_count(self) -> int:
-        """How many wait in the queue, or here before a fetch."""
+        """How many messages wait in the queue, or here for a fetch."""
         plan, may = self._topology.source(), self._may_declare
         with self._publisher_in_use() as publisher:
             return publisher.ensure(plan, may_declare=may) + self._waiting_here()
 
     async def get_transactions_count_async(self) -> int:
-        """The asyncio twin of :meth:`get_transactions_count`."""
+        """The async version of :meth:`get_transactions_count`."""
         plan, may = self._topology.source(), self._may_declare
         async with self._aio_publisher_in_use() as publisher:
             return await publisher.ensure(plan, may_declare=may) + self._waiting_here()
@@ -432,7 +440,7 @@ class RabbitConnector:
         return self._wait if wait is None else seconds_of("wait", wait)
 
     def _sorted(self, taken: Iterable[Received], now: float) -> _Sorted:
-        """Which messages are to be delivered, parked further, or set aside."""
+        """Sort messages into those to deliver, to park further, and to set aside."""
         found, wall = _Sorted(), time.time()
         for received in taken:
             rest = received.not_before - wall
@@ -457,7 +465,7 @@ class RabbitConnector:
         return delivery
 
     def _bring_back(self, now: float) -> None:
-        """Deliver again what is due, and what nobody has any more."""
+        """Deliver again what is due, and what was dropped."""
         for received in self._dropped.take():
             # Whoever had it may be at work with it still.
             self._delayed.add(received, now + DROPPED_FOR)
@@ -563,7 +571,9 @@ class RabbitConnector:
 
     @contextmanager
     def _remembered(self, message: Outgoing) -> Iterator[None]:
-        """Where the broker refuses what goes to one place, health is bad until it takes some."""
+        """Remember that the broker refused a message for a queue or exchange; health is bad until
+        it accepts one.
+        """
         what = f"{message.exchange}/{message.routing_key}"
         try:
             yield
@@ -576,7 +586,7 @@ class RabbitConnector:
     def _settled(
         self, transaction: Transaction, verb: str, kind: type[PikaConsumer | AioConsumer]
     ) -> Iterator[Received | None]:
-        """What is to be settled, or None when it was settled in this way before."""
+        """The delivery to settle, or None when it was already settled with this verb."""
         with settling(RabbitDelivery, transaction, self, verb, RabbitConnectorError) as delivery:
             if delivery is None:
                 yield None
@@ -639,7 +649,7 @@ class RabbitConnector:
         return self._topology.consumed() if self._may_declare else [self._topology.source()]
 
     def _first(self, hosts: Iterable[Any], opened: Callable[[Any], _C]) -> _C:
-        """The connection to the first host that answers."""
+        """Connect to the first host that answers."""
         errors: list[Exception] = []
         for host in hosts:
             try:
@@ -686,7 +696,7 @@ class RabbitConnector:
             raise await self._apublishing.lost(publisher, self._cause(error)) from error
 
     def _cause(self, error: Exception) -> Exception:
-        """The error in words of ours, if a person has to do something about it."""
+        """The error of this connector, if a person has to do something about it."""
         error = innermost(error)
         if reply_code(error) == LOCKED:
             # Another consumer alone may read the queue: it must not be asked by basic.get.

@@ -1,4 +1,4 @@
-"""What goes wrong with RabbitMQ, in one form for both client libraries."""
+"""The errors of RabbitMQ, the same for both client libraries."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ TLS_OPTIONS = connection_errors.Options("ca=FILE", "cert=FILE and key=FILE", "am
 NOT_FOUND, REFUSED, NOT_ALLOWED = 404, 403, 530
 """Reply codes of AMQP: no such queue or exchange, no permission, no such virtual host."""
 LOCKED, OTHERWISE = 405, 406
-"""Somebody else's alone; there already, and otherwise than it was to be declared."""
+"""Reply codes: a queue is exclusive to another connection; a queue exists with other arguments."""
 NOT_OURS = frozenset({REFUSED, LOCKED, OTHERWISE})
-"""What the answer may be when a queue is declared that somebody else has made."""
+"""The possible replies when a queue is declared that another program has made."""
 
 
 class RabbitConnectorError(ConnectorError):
-    """The connector refuses to do what it was asked."""
+    """The connector refuses what it was asked to do."""
 
     code = "rabbitmq_connector"
 
 
 class UnroutableError(RabbitConnectorError):
-    """No queue takes what is published there."""
+    """No queue receives what is published there."""
 
     code = "rabbitmq_unroutable"
 
 
 class NotTakenError(RabbitConnectorError):
-    """The broker refused to keep a message that was published."""
+    """The broker refused a published message."""
 
     code = "rabbitmq_not_taken"
     failure_kind = "transient"
 
 
 class QueueDeletedError(ConnectionError):
-    """The broker is there, and the queue that was consumed is not."""
+    """The broker can be reached, but the consumed queue does not exist any more."""
 
     is_refusal: ClassVar[bool] = True
     remedy = "nothing, where the connector may declare it: it is made again"
 
 
 def queue_deleted(queue: str) -> QueueDeletedError:
-    """The broker has ended a consumer because its queue was deleted."""
+    """The error when the broker has ended a consumer because its queue was deleted."""
     return QueueDeletedError(f"the queue {queue!r} was deleted")
 
 
 def channel_lost(name: str) -> ChannelLostError:
-    """A settlement came after its channel had ended."""
+    """The error for a settlement whose channel has ended."""
     return ChannelLostError(
         f"the channel to {name} that delivered this message is closed",
         remedy="nothing: RabbitMQ delivers it again, to this process or another one",
@@ -58,24 +58,24 @@ def channel_lost(name: str) -> ChannelLostError:
 
 
 def no_answer(name: str) -> ConnectionError:
-    """The broker is connected, and says nothing."""
+    """The error when the broker is connected and does not answer."""
     return ConnectionError(f"{name} does not answer")
 
 
 def takes_nothing(name: str, reason: str = "it has an alarm") -> ConnectionError:
-    """The broker reads nothing from those who publish, because it is short of memory or disk."""
+    """The error when the broker has blocked publishers, because it is short of memory or disk."""
     return ConnectionError(
         f"{name} takes no messages for now: {reason[:80]}; rabbitmq-diagnostics alarms says more"
     )
 
 
 def made_before_fork(name: str) -> ConnectionError:
-    """A connection in a child of the process that made it."""
+    """The error for a connection that is used in a fork of the process that made it."""
     return ConnectionError(f"the connection to {name} was made before a fork")
 
 
 def unroutable(name: str, exchange: str, routing_key: str) -> UnroutableError:
-    """A mandatory message came back."""
+    """The error for a mandatory message that was returned."""
     where = f"exchange {exchange!r}" if exchange else "the default exchange"
     return UnroutableError(
         f"{name}: {where} has no queue for the routing key {routing_key!r}",
@@ -84,7 +84,7 @@ def unroutable(name: str, exchange: str, routing_key: str) -> UnroutableError:
 
 
 def not_taken(name: str, routing_key: str) -> NotTakenError:
-    """A message was answered with basic.nack."""
+    """The error for a message that was answered with basic.nack."""
     return NotTakenError(
         f"{name}: a queue behind the routing key {routing_key!r} refused a message",
         remedy="it may be full (x-max-length), or have lost its quorum: rabbitmqctl list_queues",
@@ -92,7 +92,9 @@ def not_taken(name: str, routing_key: str) -> NotTakenError:
 
 
 def refused(error: BaseException, name: str, queue: str) -> ConfigurationError | None:
-    """What a person has to mend before a connection can be made; None for an outage."""
+    """The error for what a person has to correct before a connection can be made. None for an
+    outage.
+    """
     words, code = texts(error), reply_code(error)
     if "AuthenticationError" in words:  # also inside ProbableAuthenticationError
         return ConfigurationError(
@@ -134,13 +136,13 @@ _CODES = {
 
 
 def reply_code(error: BaseException) -> int | None:
-    """The number that AMQP has for it; pika keeps it, aiormq makes a class of it."""
+    """The AMQP reply code of an error. pika keeps the number, aiormq has a class for each."""
     code = getattr(error, "reply_code", None)
     return code if isinstance(code, int) else _CODES.get(type(error).__name__)
 
 
 def innermost(error: Exception) -> Exception:
-    """What went wrong at last, out of the errors in which pika wraps it."""
+    """The innermost error of those in which pika has wrapped it."""
     while True:
         inside = getattr(error, "exception", None) or [*getattr(error, "exceptions", ())][-1:]
         found = inside[0] if isinstance(inside, list) and inside else inside
@@ -150,6 +152,6 @@ def innermost(error: Exception) -> Exception:
 
 
 def texts(error: BaseException) -> str:
-    """All that was said, also by the errors inside of one: clients wrap what OpenSSL says."""
+    """The texts of an error and of all errors inside it, because clients wrap those of OpenSSL."""
     nested = [texts(each) for each in (error.__cause__, error.__context__) if each is not None]
     return "; ".join([f"{type(error).__name__}: {error!r}", *nested])

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ergon.connector")
 
 _NAMES = {"type": "message_type"}
-"""Properties that the client has under another name than AMQP."""
+"""Properties for which the client has another name than AMQP."""
 
 _TIMESTAMP_BYTES = 8
 Connect = Callable[[], "Awaitable[aio_pika.abc.AbstractConnection]"]
@@ -60,7 +60,7 @@ class LenientTimestamps:
         self._left_out = 0
 
     def __call__(self, value: bytes) -> tuple[int, Any]:
-        """How many bytes it took, and what it is."""
+        """How many bytes were read, and the value."""
         try:
             return self._decode(value)
         except (ValueError, OverflowError, OSError):
@@ -76,10 +76,10 @@ class LenientTimestamps:
 
 
 def be_lenient() -> None:
-    """From now on, in this process: a timestamp that cannot be decoded is left out.
+    """Make the decoder of this process leave out timestamps that it cannot decode.
 
-    The decoder has a table of what it decodes and how, and no setting. Nothing changes for
-    timestamps that it can decode, also for other users of it in this process.
+    The decoder has a table of types and no setting. Nothing changes for timestamps that it can
+    decode, also for its other users in this process.
     """
     from pamqp import decode
 
@@ -90,7 +90,7 @@ def be_lenient() -> None:
 
 
 class _AioConnection:
-    """What both kinds of connection do alike."""
+    """What consuming and publishing connections have in common."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -122,7 +122,7 @@ class _AioConnection:
         return channel
 
     async def ensure(self, plan: QueuePlan, *, may_declare: bool) -> int:
-        """See to it that a queue is there; how many messages wait in it."""
+        """Declare a queue. Returns how many messages wait in it."""
         about = {"durable": True, "arguments": dict(plan.arguments)}
         if may_declare:
             try:
@@ -139,7 +139,7 @@ class _AioConnection:
         return int(found.declaration_result.message_count)
 
     async def close(self) -> None:
-        """Leave; the broker delivers to somebody else what was not settled."""
+        """Disconnect. The broker delivers unsettled messages to other consumers."""
         self._is_open = False
         if self._connection is not None:
             with suppress(Exception):
@@ -148,7 +148,7 @@ class _AioConnection:
                     await self._connection.close()
 
     async def _finish(self) -> None:
-        """Send what is to go out before the connection closes."""
+        """Send what must be sent before the connection closes."""
 
     def _closed(self, _channel: object, error: BaseException | None) -> None:
         if self._is_open:
@@ -158,11 +158,11 @@ class _AioConnection:
             self._gone()
 
     def _gone(self) -> None:
-        """The channel has ended by itself."""
+        """Handle the end of the channel."""
 
 
 class AioConsumer(_AioConnection):
-    """A connection that messages come through."""
+    """A connection for consuming."""
 
     def __init__(self, name: str, queue: str, window: PrefetchWindow, wakeup: Wakeup) -> None:
         super().__init__(name)
@@ -179,7 +179,7 @@ class AioConsumer(_AioConnection):
     async def open(
         self, connect: Connect, plans: Sequence[QueuePlan], *, may_declare: bool
     ) -> None:
-        """Connect, and see to it that the queues are there."""
+        """Connect, and declare the queues."""
         be_lenient()
         try:
             self._channel = await self._open_channel(connect, confirms=False)
@@ -198,8 +198,9 @@ class AioConsumer(_AioConnection):
     ) -> list[Received]:
         """Up to ``batch_size`` messages, as soon as there is one; none at ``until``, if none came.
 
-        Before it is empty it asks the queue, for what waits there may not have been sent yet. While
-        there is no room for more it waits for a settlement instead, until ``full_until``.
+        Before it returns none it asks the queue, because waiting messages may not have been sent
+        yet. While there is no room for more it waits for a settlement instead, until
+        ``full_until``.
         """
         while self.is_open and not self._wakeup.is_stopped:
             more = 0 if len(self._buffer) >= batch_size else self._window.more(batch_size)
@@ -218,17 +219,17 @@ class AioConsumer(_AioConnection):
         return []
 
     def put_back(self, received: Sequence[Received]) -> None:
-        """Deliver these first: nobody has them any more."""
+        """Deliver these messages first, because their deliveries were dropped."""
         self._buffer.extendleft(reversed(received))
 
     @property
     def buffered(self) -> int:
-        """How many were delivered here and not fetched."""
+        """How many messages have arrived here and were not fetched."""
         return len(self._buffer)
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more can come before something is settled."""
+        """Whether nothing more can arrive before a message is settled."""
         return self._window.is_full
 
     async def _wait(self, until: float, *, was_full: bool) -> None:
@@ -239,7 +240,8 @@ class AioConsumer(_AioConnection):
         await self._wakeup.wait_async(until, is_due)
 
     async def _shielded(self, asking: Coroutine[Any, Any, None]) -> None:
-        """Await it. When the caller is cancelled it goes on: aio-pika would close the channel.
+        """Await a call that goes on when the caller is cancelled, because aio-pika would close the
+        channel.
 
         The client library cancels what it is asked when the broker has been silent for too long.
         Nobody has cancelled the caller then: the connection is lost.
@@ -260,7 +262,7 @@ class AioConsumer(_AioConnection):
             self._subscriptions.append(begun.consumer_tag)
 
     async def _ask_queue(self) -> None:
-        """Get what waits in the queue, or is on its way from there."""
+        """Get the messages that wait in the queue, or are on their way here."""
         async with self._turn:
             found = await self._wire.basic_get(self._queue)
             # The broker's channel may hold deliveries that it was sent before that answer. It has
@@ -287,7 +289,7 @@ class AioConsumer(_AioConnection):
     # ---- settling ----
 
     async def ack(self, received: Received) -> None:
-        """The broker may forget it. It is told with the others of this turn of the loop."""
+        """Acknowledge the message, together with others of this turn of the event loop."""
         self._refuse_when_lost(received)
         self._acknowledgements.succeeded(received.tag)
         if self._acknowledging is None:
@@ -298,7 +300,9 @@ class AioConsumer(_AioConnection):
             await self._acknowledging
 
     async def _acknowledge(self) -> None:
-        """Tell the broker. One task at a time: no tag is written after one that stands for it."""
+        """Write acknowledgements. One task at a time, so that no tag is written after one that
+        covers it.
+        """
         try:
             while tags := self._acknowledgements.take():
                 for tag, is_for_all_before in tags:
@@ -310,7 +314,7 @@ class AioConsumer(_AioConnection):
             self._acknowledging = None
 
     async def requeue(self, received: Received) -> None:
-        """The broker is to deliver it again."""
+        """Have the broker deliver the message again."""
         self._refuse_when_lost(received)
         await self._wire.basic_nack(received.tag, requeue=True, wait=False)
         self._acknowledgements.settled(received.tag)
@@ -330,10 +334,10 @@ class AioConsumer(_AioConnection):
 
 
 class AioPublisher(_AioConnection):
-    """A connection that messages go out through, apart from those that bring some.
+    """A connection for publishing, apart from those for consuming.
 
-    A broker that is short of memory stops reading from whoever publishes; settlements, which give
-    it room, must not wait behind that.
+    A broker that is short of memory stops reading from publishers. Settlements, which free memory,
+    must not wait behind that.
     """
 
     def __init__(self, name: str) -> None:
@@ -351,7 +355,7 @@ class AioPublisher(_AioConnection):
             raise
 
     async def publish(self, messages: Sequence[Outgoing], *, may_declare: bool) -> None:
-        """Publish them all, and return when the broker has them all on disk."""
+        """Publish all transactions. When this returns, the broker has them on disk."""
         import aiormq
 
         try:
@@ -379,7 +383,9 @@ class AioPublisher(_AioConnection):
                 raise outcome
 
     async def _silence(self) -> ConnectionError:
-        """Why no answer came: the client is ready unless the broker has blocked the connection."""
+        """Why no answer came: either the broker has blocked the connection, or it does
+        not answer.
+        """
         try:
             async with asyncio.timeout(0):
                 await self._connection.transport.ready()

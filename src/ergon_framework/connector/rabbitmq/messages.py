@@ -1,4 +1,4 @@
-"""Messages as RabbitMQ carries them: what was received, what is to be published, copies of both.
+"""The messages of RabbitMQ: received ones, ones to publish, and copies of both.
 
 The two client libraries name the properties of a message differently. Here they have the names of
 AMQP, and headers are a plain dict.
@@ -27,43 +27,44 @@ PROPERTIES = (
     "type",
     "app_id",
 )
-"""What a copy keeps. Not ``user_id``, which the broker compares with who publishes, and not
-``expiration``, which would count anew."""
+"""The properties that a copy keeps. Not ``user_id``, which the broker compares with the
+publisher's, and not ``expiration``, which would begin anew.
+"""
 NOT_BEFORE = "ergon-not-before"
 """The header of a parked message: when it is due, in milliseconds since 1970."""
 LATEST = float(1 << 52)
 """The latest time that is written there, in seconds since 1970: other programs may ask for more,
 and the milliseconds must fit into the 63 bits of the header."""
 DELIVERY_COUNT = "x-delivery-count"
-"""The header in which a quorum queue says how often a message was delivered before."""
+"""The header in which a quorum queue counts earlier deliveries of a message."""
 _OF_THE_BROKER = re.compile(
     r"x-(death|(first|last)-death-.+|delivery-count|acquired-count|opt-.+)|ergon-not-before"
 )
 MAX_SHORT = 255
-"""Bytes of a property that is a text."""
+"""How many bytes a text property may have."""
 
 
 @dataclass(slots=True, eq=False)
 class Received:
-    """One message in the hands of a channel, until it is settled there."""
+    """One message that a channel has received, until it is settled there."""
 
     body: bytes
     properties: Mapping[str, Any]
     headers: Mapping[str, Any]
     tag: int
     channel: Any
-    """Only this channel may settle it: on another one the tag is another message's."""
+    """The channel that must settle it: on another channel the tag belongs to another message."""
     _own_id: str = ""
 
     @property
     def own_id(self) -> str:
-        """Its id if it has none, as long as this process has it."""
+        """The id of a message that has none, for as long as this process has it."""
         self._own_id = self._own_id or str(uuid.uuid4())
         return self._own_id
 
     @property
     def delivery_count(self) -> int:
-        """How often it was delivered before and came back; 0 also where the broker does not say."""
+        """How often it was delivered before and came back; 0 if the broker does not say."""
         count = self.headers.get(DELIVERY_COUNT)
         return count if isinstance(count, int) else 0
 
@@ -76,7 +77,7 @@ class Received:
 
 @dataclass(slots=True, frozen=True)
 class Outgoing:
-    """One message to publish; the broker must be able to route it, and must confirm it."""
+    """One message to publish. The broker must be able to route it, and must confirm it."""
 
     exchange: str
     routing_key: str
@@ -84,7 +85,7 @@ class Outgoing:
     properties: Mapping[str, Any]
     headers: Mapping[str, Any]
     queue: QueuePlan | None = None
-    """The queue it goes to, if that is to be there first."""
+    """The queue that it goes to, if that must be declared first."""
 
 
 class RabbitDelivery(Delivered):
@@ -96,7 +97,7 @@ class RabbitDelivery(Delivered):
 
     @property
     def delivery_count(self) -> int:
-        """How often the broker had delivered it before, as a quorum queue counts."""
+        """How often the broker had delivered it before, as counted by a quorum queue."""
         return self.received.delivery_count
 
 

@@ -1,4 +1,4 @@
-"""What a connector was given: URL, login, TLS and bounds, checked before anything is opened."""
+"""The options of a connector: URL, login, TLS and bounds, checked before anything is opened."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ MAX_HEARTBEAT = 65_535
 
 @dataclass(frozen=True, slots=True)
 class RabbitLogin:
-    """Where the broker is, as whom to go there, and how the two clients are told so."""
+    """Where the broker is, how to log in, and how to tell the two client libraries."""
 
     url: BrokerUrl
     sasl: str
     tls: ssl.SSLContext | None
     heartbeat: int
     name: str
-    """What the broker shows of the connection."""
+    """The name of the connection that the broker shows."""
 
     @property
     def place(self) -> tuple[str, str]:
-        """The virtual host and the queue; the path is one or both."""
+        """The virtual host and the queue. The path of the URL names one or both."""
         vhost, mark, queue = self.url.path.rpartition("/")
         return (vhost if mark else "/"), queue
 
     def pika_parameters(self) -> Iterator[Any]:
-        """For each host, what pika connects with."""
+        """The connection parameters of pika, for each host."""
         pika = import_client("pika", extra="rabbitmq", connector="rabbitmq")
         for host, port in self.url.hosts:
             credentials = pika.credentials.ExternalCredentials()
@@ -59,7 +59,7 @@ class RabbitLogin:
             )
 
     def aio_pika_connects(self) -> Iterator[Callable[[], Any]]:
-        """For each host, what connects with aio-pika."""
+        """Functions that connect with aio-pika, for each host."""
         aio_pika = import_client("aio_pika", extra="rabbitmq", connector="rabbitmq")
         for host, port in self.url.hosts:
             given: dict[str, Any] = {

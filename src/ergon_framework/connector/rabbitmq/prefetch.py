@@ -9,7 +9,7 @@ the connector subscribes anew, for as many messages as are likely to fit.
 from __future__ import annotations
 
 FIRST = 32
-"""Messages at most that are asked for while nobody knows how large they are."""
+"""How many messages are asked for while their size is unknown."""
 MAX_PREFETCH = 65_535
 """The field of AMQP has 16 bits."""
 
@@ -28,7 +28,7 @@ class PrefetchWindow:
         self.is_paused = False
 
     def more(self, batch_size: int) -> int:
-        """For how many further messages to subscribe before a fetch of ``batch_size``; 0: none."""
+        """For how many more messages to subscribe before a fetch of ``batch_size``; 0: for none."""
         if self.is_paused:
             if self.is_full:
                 return 0
@@ -39,7 +39,7 @@ class PrefetchWindow:
         return more
 
     def arrived(self, size: int) -> bool:
-        """A message is here; whether the subscriptions must be cancelled now."""
+        """Count a message that arrived. Returns whether the subscriptions must be cancelled now."""
         self._count += 1
         self._bytes += size
         self._average += (size - self._average) / min(self._count, 32)
@@ -50,7 +50,9 @@ class PrefetchWindow:
         return True
 
     def settled(self, size: int) -> bool:
-        """A message has left; whether a fetch that waited for room should look again."""
+        """Count a message that was settled. Returns whether a fetch that waits for room should
+        check again.
+        """
         was_full = self.is_full
         self._count -= 1
         self._bytes -= size
@@ -58,7 +60,7 @@ class PrefetchWindow:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more can come before something is settled."""
+        """Whether nothing more can arrive before a message is settled."""
         if self.is_paused:
             return self._bytes > self._max_bytes // 2
         return 0 < self._granted <= self._count

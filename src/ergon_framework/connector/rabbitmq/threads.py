@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import pika
 
 ANSWER_TIMEOUT = 30.0
-"""Seconds that the broker has for an answer; then its connection is given up."""
+"""Seconds that the broker has for an answer. After that its connection is given up."""
 CLOSE_TIMEOUT = 5.0
 
 Done = Callable[..., None]
@@ -66,7 +66,7 @@ class PikaConnection:
         self._waiting = {}
 
     def open(self) -> None:
-        """Connect; what goes wrong is raised here."""
+        """Connect. Errors are raised here."""
         opened: Future[Any] = Future()
         SYSTEM_CLOCK.spawn("ergon-rabbitmq", lambda: self._run(opened))
         try:
@@ -75,7 +75,7 @@ class PikaConnection:
             raise no_answer(self.name) from error
 
     def close(self, last: Callable[[], None]) -> None:
-        """Leave, after ``last`` was called in the owner's thread."""
+        """Disconnect, after calling ``last`` in the owner's thread."""
         self._is_closing = True
 
         def leave() -> None:
@@ -93,11 +93,13 @@ class PikaConnection:
         return self.error is None and not self._is_closing
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Have the owner call this."""
+        """Have the owner's thread call a function."""
         self._pika.ioloop.add_callback_threadsafe(callback)
 
     def ask(self, begin: Callable[[Done], Any], channel: Any = None) -> Any:
-        """Have the owner begin something, and wait until ``done`` was called with the answer."""
+        """Have the owner's thread start something, and wait until ``done`` was called with the
+        answer.
+        """
         future: Future[Any] = Future()
 
         def begin_in_its_thread() -> None:
@@ -118,7 +120,7 @@ class PikaConnection:
             del self._waiting[future]
 
     def gave_no_answer(self) -> Exception:
-        """Give the connection up; the error that says why."""
+        """Give the connection up. Returns the error that says why."""
         self.gone(no_answer(self.name))
         return self.error or no_answer(self.name)
 
@@ -138,7 +140,7 @@ class PikaConnection:
 
     @contextmanager
     def side_channel(self) -> Iterator[Any]:
-        """A channel for one question: a refusal closes the channel that was asked through."""
+        """A channel for one request, because a refusal closes the channel of the request."""
         channel = self.channel(lambda _channel, _error: None)
         try:
             yield channel
@@ -146,7 +148,7 @@ class PikaConnection:
             self.soon(lambda: channel.close() if channel.is_open else None)
 
     def ensure(self, plan: QueuePlan, *, may_declare: bool) -> int:
-        """See to it that a queue is there; how many messages wait in it."""
+        """Declare a queue. Returns how many messages wait in it."""
         if may_declare:
             try:
                 return self.declare(plan)
@@ -156,7 +158,7 @@ class PikaConnection:
         return self._declare(plan.name, {"passive": True})
 
     def declare(self, plan: QueuePlan) -> int:
-        """Make a queue; refused where it is there with other arguments."""
+        """Declare a queue. Refused if it exists with other arguments."""
         return self._declare(plan.name, {"durable": True, "arguments": dict(plan.arguments)})
 
     def _declare(self, queue: str, about: Mapping[str, Any]) -> int:
@@ -167,14 +169,14 @@ class PikaConnection:
         return int(answer.method.message_count)
 
     def find_exchange(self, name: str) -> None:
-        """Raise when there is no exchange of that name."""
+        """Raise an error if there is no exchange of that name."""
         with self.side_channel() as channel:
             self.ask(
                 lambda done: channel.exchange_declare(name, passive=True, callback=done), channel
             )
 
     def gone(self, error: Exception) -> None:
-        """The connection has ended, or is given up: nothing of it can be settled any more."""
+        """Handle the end of the connection, after which none of its messages can be settled."""
         if self.error is not None:
             return
         error = self.error = self._blocked or error
@@ -225,7 +227,7 @@ class PikaConnection:
 
 
 class PikaConsumer:
-    """A connection that messages come through. One thread fetches, any thread may settle."""
+    """A connection for consuming. One thread fetches, and any thread may settle."""
 
     def __init__(
         self, parameters: Any, name: str, queue: str, window: PrefetchWindow, wakeup: Wakeup
@@ -243,7 +245,7 @@ class PikaConsumer:
         self._connection = PikaConnection(parameters, name, self._gone)
 
     def open(self, plans: Sequence[QueuePlan], *, may_declare: bool) -> None:
-        """Connect, and see to it that the queues are there."""
+        """Connect, and declare the queues."""
         import pika
 
         try:
@@ -263,7 +265,7 @@ class PikaConsumer:
             raise
 
     def close(self) -> None:
-        """Send what was settled, and leave; the broker delivers the rest to somebody else."""
+        """Send settlements and disconnect. The broker delivers the rest to other consumers."""
         self._connection.close(self._flush)
         self._wakeup.notify()
 
@@ -274,7 +276,7 @@ class PikaConsumer:
 
     @property
     def error(self) -> Exception:
-        """Why it is not open any more."""
+        """Why the connection has ended."""
         return self._connection.error or ConnectionError("the connection was closed")
 
     # ---- fetching ----
@@ -284,8 +286,9 @@ class PikaConsumer:
     ) -> list[Received]:
         """Up to ``batch_size`` messages, as soon as there is one; none at ``until``, if none came.
 
-        Before it is empty it asks the queue, for what waits there may not have been sent yet. While
-        there is no room for more it waits for a settlement instead, until ``full_until``.
+        Before it returns none it asks the queue, because waiting messages may not have been sent
+        yet. While there is no room for more it waits for a settlement instead, until
+        ``full_until``.
         """
         clock = current_clock()
         while self.is_open and not self._wakeup.is_stopped:
@@ -303,18 +306,18 @@ class PikaConsumer:
         return []
 
     def put_back(self, received: Sequence[Received]) -> None:
-        """Deliver these first: nobody has them any more."""
+        """Deliver these messages first, because their deliveries were dropped."""
         with self._lock:
             self._buffer.extendleft(reversed(received))
 
     @property
     def buffered(self) -> int:
-        """How many were delivered here and not fetched."""
+        """How many messages have arrived here and were not fetched."""
         return len(self._buffer)
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more can come before something is settled."""
+        """Whether nothing more can arrive before a message is settled."""
         return self._window.is_full
 
     def _wait(self, until: float, *, was_full: bool) -> None:
@@ -340,7 +343,7 @@ class PikaConsumer:
         ask(begin, channel)
 
     def _ask_queue(self) -> None:
-        """Get what waits in the queue, or is on its way from there."""
+        """Get the messages that wait in the queue, or are on their way here."""
         channel = self._channel
 
         def begin(done: Done) -> None:
@@ -386,11 +389,11 @@ class PikaConsumer:
     # ---- settling ----
 
     def ack(self, received: Received) -> None:
-        """The broker may forget it."""
+        """Acknowledge the message."""
         self._settle(received, is_done=True)
 
     def requeue(self, received: Received) -> None:
-        """The broker is to deliver it again."""
+        """Have the broker deliver the message again."""
         self._settle(received, is_done=False)
 
     def _settle(self, received: Received, *, is_done: bool) -> None:
@@ -428,7 +431,7 @@ class PikaConsumer:
 
 
 class _Publishing:
-    """Messages that were handed over together; the future ends when all were confirmed."""
+    """Messages that were handed over together. The future ends when all were confirmed."""
 
     def __init__(self, count: int) -> None:
         self.future: Future[None] = Future()
@@ -441,10 +444,10 @@ class _Publishing:
 
 
 class PikaPublisher:
-    """A connection that messages go out through, apart from those that bring some.
+    """A connection for publishing, apart from those for consuming.
 
-    A broker that is short of memory stops reading from whoever publishes; settlements, which give
-    it room, must not wait behind that.
+    A broker that is short of memory stops reading from publishers. Settlements, which free memory,
+    must not wait behind that.
     """
 
     def __init__(self, parameters: Any, name: str) -> None:
@@ -472,7 +475,7 @@ class PikaPublisher:
             raise
 
     def close(self) -> None:
-        """Leave."""
+        """Disconnect."""
         self._connection.close(lambda: None)
 
     @property
@@ -482,19 +485,21 @@ class PikaPublisher:
 
     @property
     def error(self) -> Exception:
-        """Why it is not open any more."""
+        """Why the connection has ended."""
         return self._connection.error or ConnectionError("the connection was closed")
 
     def ensure(self, plan: QueuePlan, *, may_declare: bool) -> int:
-        """See to it that a queue is there; how many messages wait in it."""
+        """Declare a queue. Returns how many messages wait in it."""
         return self._connection.ensure(plan, may_declare=may_declare)
 
     def find_exchange(self, name: str) -> None:
-        """Raise when there is no exchange of that name."""
+        """Raise an error if there is no exchange of that name."""
         self._connection.find_exchange(name)
 
     def is_as_planned(self, plan: QueuePlan) -> bool:
-        """Whether a queue has the arguments that it would be made with; it is made if need be."""
+        """Whether a queue has the arguments with which this connector would make it. It is made if
+        it is missing.
+        """
         try:
             self._connection.declare(plan)
         except Exception as error:
@@ -504,7 +509,7 @@ class PikaPublisher:
         return True
 
     def publish(self, messages: Sequence[Outgoing], *, may_declare: bool) -> None:
-        """Publish them all, and return when the broker has them all on disk."""
+        """Publish all transactions. When this returns, the broker has them on disk."""
         with self._declaring:  # a quorum queue refuses messages while it is declared once more
             for plan in {each.queue.name: each.queue for each in messages if each.queue}.values():
                 if plan.name not in self._known:
@@ -564,12 +569,12 @@ class PikaPublisher:
 
 
 def resolve(future: Future[Any], answer: Any) -> None:
-    """Give the answer, unless it is too late."""
+    """Set the result of a future, unless it is done."""
     if not future.done():
         future.set_result(answer)
 
 
 def fail(future: Future[Any], error: Exception) -> None:
-    """Say what went wrong, unless it is too late."""
+    """Set the error of a future, unless it is done."""
     if not future.done():
         future.set_exception(error)

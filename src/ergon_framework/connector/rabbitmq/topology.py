@@ -17,9 +17,9 @@ A queue has one time for all, because RabbitMQ looks only at its first message: 
 an hour would hold up those behind it that wait for a second.
 """
 HELD_HERE = 1.0
-"""Seconds below which a parked message waits in this process, unsettled."""
+"""A parked message waits in this process, unsettled, if it waits for fewer seconds than this."""
 _SAFE_DEAD_LETTERING = {"x-overflow": "reject-publish", "x-dead-letter-strategy": "at-least-once"}
-"""Without it the broker forgets a message that its new queue could not take."""
+"""Without this argument the broker drops a dead letter that its new queue could not take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class QueuePlan:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The names that belong to one queue."""
+    """The names of everything that belongs to one queue."""
 
     queue: str
     dead_letter_exchange: str
@@ -42,7 +42,7 @@ class Topology:
 
     @property
     def dead_letter_key(self) -> str:
-        """Under which routing key a dead letter is published."""
+        """The routing key of dead letters."""
         # The default exchange routes by the name of the queue. Another one is the user's, whose
         # bindings know where the messages came from.
         return self.queue if self.dead_letter_exchange else self.dead_letter_queue
@@ -61,12 +61,14 @@ class Topology:
         return QueuePlan(self.queue, arguments)
 
     def consumed(self) -> list[QueuePlan]:
-        """What must be there before messages come: the broker dead-letters by itself, too."""
+        """The queues that must exist before messages arrive, because the broker dead-letters by
+        itself, too.
+        """
         dead_letters = self.dead_letters()
         return [self.source(), *([dead_letters] if dead_letters else [])]
 
     def dead_letters(self) -> QueuePlan | None:
-        """The queue of what failed for good; None when an exchange of the user's takes it."""
+        """The queue of dead letters. None when an exchange of the user takes them."""
         if self.dead_letter_exchange:
             return None
         return QueuePlan(self.dead_letter_queue, {"x-queue-type": "quorum"})

@@ -1,7 +1,7 @@
 """Entries of a Redis stream, through a consumer group.
 
 Where to look first: ``connector`` is the class. ``group`` says what is asked of the server, once
-for both colours. ``client`` makes connections and translates errors. ``in_hand`` knows what was
+for threads and asyncio. ``client`` makes connections and translates errors. ``in_hand`` knows what was
 delivered and keeps it from other consumers. ``options`` is what is refused before a server is
 asked.
 """

@@ -21,9 +21,9 @@ from ergon_framework.errors import ConfigurationError, ConnectorError, ErgonErro
 EXAMPLE = "redis://host:6379/0?stream=orders&group=billing, or rediss:// for TLS"
 CONNECT_TIMEOUT = 5.0
 MAX_CONNECTIONS = 10_000
-"""One for each call under way."""
+"""How many connections there may be: one for each call under way."""
 RESPONSE_TIMEOUT = 20.0
-"""Seconds for an answer: a server that is frozen keeps its side of a connection open."""
+"""Seconds for an answer, because a server that hangs keeps its side of a connection open."""
 
 _AWAY = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS")
 _FULL = ("OOM", "'maxmemory'", "MISCONF")
@@ -33,7 +33,7 @@ R = TypeVar("R")
 Command = tuple[Any, ...]
 Kind = tuple[Any, ...]
 Steps = Generator[Command, Any, R]
-"""What is asked of the server, one command after the other. Either colour sends them."""
+"""The commands to send, one after another. A sync or an async client sends them."""
 
 
 class RedisStreamsError(ConnectorError):
@@ -43,18 +43,18 @@ class RedisStreamsError(ConnectorError):
 
 
 class ServerFullError(RedisStreamsError):
-    """The server has no memory or disk left for what it was to keep. It may have some later."""
+    """The server has no memory or disk left for the write. It may have some later."""
 
     code = "redis_streams_full"
     failure_kind = "transient"
 
 
 class StoppedError(Exception):
-    """A stop was asked for while a fetch waited for its server."""
+    """A stop was requested while a fetch waited for its server."""
 
 
 def packed(command: Command) -> bytes:
-    """A command as the protocol wants it, in one piece. The driver takes several times as long."""
+    """A command encoded for the protocol, in one piece. The driver takes several times as long."""
     parts = [b"*%d\r\n" % len(command)]
     for word in command:
         text = word if type(word) is bytes else str(word).encode()
@@ -75,7 +75,7 @@ class ThreadedCalls:
         self._is_closed = False
 
     def call(self, command: bytes) -> Any:
-        """The answer, as the server gives it."""
+        """The server's answer."""
         try:
             connection = self._free.pop()
         except IndexError:
@@ -97,7 +97,7 @@ class ThreadedCalls:
                 connection.disconnect()
 
     def close(self) -> None:
-        """End every connection; one in use ends with its call."""
+        """Close every connection. One in use is closed after its call."""
         self._is_closed = True
         while self._free:
             self._free.pop().disconnect()
@@ -105,7 +105,7 @@ class ThreadedCalls:
 
 
 class AsyncCalls:
-    """The asyncio twin of :class:`ThreadedCalls`."""
+    """The async version of :class:`ThreadedCalls`."""
 
     def __init__(self, driver: Any, answered: type[Exception]) -> None:
         self.driver = driver
@@ -114,7 +114,7 @@ class AsyncCalls:
         self._is_closed = False
 
     async def call(self, command: bytes) -> Any:
-        """The answer, as the server gives it."""
+        """The server's answer."""
         if self._free:
             connection = self._free.pop()
         else:
@@ -136,7 +136,7 @@ class AsyncCalls:
                 await connection.disconnect(nowait=True)
 
     async def close(self) -> None:
-        """End every connection; one in use ends with its call."""
+        """Close every connection. One in use is closed after its call."""
         self._is_closed = True
         while self._free:
             await self._free.pop().disconnect()
@@ -201,7 +201,7 @@ class RedisClients:
                         break
 
     async def drive_async(self, steps: Steps[R], *, waits: bool = False) -> R:
-        """The asyncio twin of :meth:`drive`."""
+        """The async version of :meth:`drive`."""
         act: Callable[[], Command] = partial(next, steps)
         kind: Kind = ()
         while True:
@@ -233,7 +233,7 @@ class RedisClients:
                         break
 
     def send_all(self, commands: list[Command]) -> None:
-        """All of them in one transaction of the server, or none."""
+        """Send all commands in one transaction of the server."""
         client = self.threads.get()
         pipeline = _transaction_of(client.driver)
         try:
@@ -247,7 +247,7 @@ class RedisClients:
         self._refused.discard(_TOGETHER)
 
     async def send_all_async(self, commands: list[Command]) -> None:
-        """The asyncio twin of :meth:`send_all`."""
+        """The async version of :meth:`send_all`."""
         client = await self.tasks.get()
         pipeline = _transaction_of(client.driver)
         try:
@@ -262,7 +262,7 @@ class RedisClients:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether both colours can be used, as far as is known.
+        """Whether the sync and the async client can be used, as far as is known.
 
         A server that is there and refuses what is asked cannot: until it takes the like of it.
         """
@@ -304,7 +304,9 @@ class RedisClients:
         return AsyncCalls(driver, self._errors.ResponseError)
 
     def _is_lost(self, error: Exception) -> bool:
-        """Whether the client is of no use any more: the connection broke, or it is a replica."""
+        """Whether the client cannot be used any more: its connection broke, or its server is a
+        replica.
+        """
         if isinstance(error, self._errors.AuthenticationError | ErgonError):
             return False
         known = self._errors
@@ -315,14 +317,16 @@ class RedisClients:
         return isinstance(error, known.ResponseError) and any(e in str(error) for e in _AWAY)
 
     def _noted(self, error: Any, kind: Kind) -> Any:
-        """What the server refused; where only an operator can change it, the health is bad."""
+        """The error for what the server refused. If only an operator can change it,
+        health is bad.
+        """
         found = self._refusal(error)
         if isinstance(found, ConfigurationError):
             self._refused.add(kind)
         return found
 
     def _refusal(self, error: Any) -> Any:
-        """What the server refused, in our words; other errors are left as they are."""
+        """The connector's own error for what the server refused; other errors unchanged."""
         if not isinstance(error, self._errors.RedisError):
             return error
         text = (str(error).splitlines() or [""])[0][:300]
@@ -365,7 +369,9 @@ _TOGETHER = ("MULTI",)
 
 
 def _kind(command: Command) -> Kind:
-    """What is the same for commands that need the same rights: the name, and that of a script."""
+    """A key that is the same for commands that need the same rights: their name, or that of a
+    script.
+    """
     if command[0] == "EVAL":  # the server did not know the script by its name
         text = command[1]
         raw = text.encode() if isinstance(text, str) else text
@@ -374,7 +380,7 @@ def _kind(command: Command) -> Kind:
 
 
 _FORBIDDEN = re.compile("^NOPERM|ACL failure in script")
-"""What a server says of a command that the user may not give, by itself or in a script."""
+"""What a server answers to a command that the user may not run, alone or in a script."""
 _REMEDIES = {
     "DB index": "correct the number of the database in the URL of the connector",
     "WRONGTYPE": "another program uses the name of the stream, or that of its dead letters, for"
@@ -385,7 +391,7 @@ _REMEDIES = {
 
 
 def _transaction_of(client: Any) -> Any:
-    """A transaction of the server, whose errors show nothing of what was sent."""
+    """A transaction of the server whose errors do not show what was sent."""
     pipeline = client.pipeline(transaction=True)
     # The driver would put the command into the message of its error, and so the payload.
     pipeline.annotate_exception = lambda *_: None

@@ -1,4 +1,4 @@
-"""The connector itself: its options, and the methods that the engines call, in both colours."""
+"""The connector class: its options, and the sync and async methods that the engines call."""
 
 from __future__ import annotations
 
@@ -72,21 +72,21 @@ from ergon_framework.storage.server import Observation
 
 PORT = 6379
 CLAIM_INTERVAL = 1.0
-"""Seconds between two looks for what other consumers left, while there is new work."""
+"""Seconds between two searches for what other consumers left, while there are new entries."""
 STOP_INTERVAL = 0.5
-"""Seconds within which a fetch that waits for work hears of a stop."""
+"""Seconds within which a waiting fetch notices a stop."""
 _T = TypeVar("_T", bound=Transaction)
 logger = logging.getLogger("ergon.connector")
 
 
 class DeliveryLostError(ChannelLostError):
-    """The entry is not this consumer's any more: another one has claimed or settled it."""
+    """The entry no longer belongs to this consumer: another one has claimed or settled it."""
 
     code = "delivery_lost"
 
 
 class _Delivery(Delivered):
-    """A delivered transaction that knows its entry."""
+    """A delivered transaction with its entry."""
 
     __slots__ = ("held",)
 
@@ -184,7 +184,7 @@ class RedisStreamsConnector(ThreadedTwins):
                 return []
 
     async def fetch_transactions_async(self, batch_size: int, **extra: Any) -> list[Transaction]:
-        """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives back what it took."""
+        """The async version of :meth:`fetch_transactions`. Cancelled, it releases what it took."""
         self._check_fetch(batch_size, extra)
         task = asyncio.ensure_future(self._fetch_async(batch_size))
         try:
@@ -202,11 +202,11 @@ class RedisStreamsConnector(ThreadedTwins):
             return []
 
     def stop_waiting(self) -> None:
-        """A stop was asked for: let the fetch under way return."""
+        """Make the fetch under way return."""
         self._wakeup.stop()
 
     def _fetch(self, count: int) -> Steps[list[Transaction]]:
-        """As many entries as there is room for; waits for the first if ``wait`` says so."""
+        """As many entries as there is room for. Waits for the first if ``wait`` says so."""
         until = current_clock().now() + self._wait
         batch: list[Transaction] = []
         block = 0.0
@@ -233,7 +233,7 @@ class RedisStreamsConnector(ThreadedTwins):
                 return batch
 
     def _next_block(self, until: float) -> float:
-        """For how long the server may keep us waiting: a stop and parked entries come first."""
+        """For how long the server may block: a stop and parked entries come first."""
         now = current_clock().now()
         due = self._in_hand.next_due()
         return min(
@@ -248,7 +248,7 @@ class RedisStreamsConnector(ThreadedTwins):
         return self._is_turn_of_left
 
     def _take_over(self, count: int) -> Steps[list[Transaction]]:
-        """What other consumers left, or gave back."""
+        """Entries that other consumers left or gave back."""
         self._claimed_at = current_clock().now()
         self._cursor, found, trimmed = yield from self._group.claim_idle_ones(self._cursor, count)
         self._has_left = len(found) + trimmed >= count
@@ -321,11 +321,11 @@ class RedisStreamsConnector(ThreadedTwins):
         return self._codec.decode(kind, body, headers, fallback_id=self._identity(entry))
 
     def _identity(self, entry: bytes) -> str:
-        """The id of an entry that names none: the stream's own, which stays."""
+        """The id of an entry without one: the stream's own id, which does not change."""
         return f"{self._group.stream}:{entry.decode()}"
 
     def _hand_back(self, task: asyncio.Future[list[Transaction]]) -> None:
-        """Of a fetch that nobody waits for any more."""
+        """Give back the entries of a cancelled fetch."""
         if task.cancelled() or task.exception() is not None:
             return
         for delivery in task.result():
@@ -341,7 +341,7 @@ class RedisStreamsConnector(ThreadedTwins):
                 self._judged(held, self._clients.drive(self._group.ack(held.entry)))
 
     async def ack_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`ack`."""
+        """The async version of :meth:`ack`."""
         with self._settling(transaction, "ack") as held:
             if held is not None:
                 self._judged(held, await self._clients.drive_async(self._group.ack(held.entry)))
@@ -353,26 +353,26 @@ class RedisStreamsConnector(ThreadedTwins):
                 self._judged(held, self._clients.drive(self._set_aside(transaction, held, exc)))
 
     async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
-        """The asyncio twin of :meth:`nack`."""
+        """The async version of :meth:`nack`."""
         with self._settling(transaction, "nack") as held:
             if held is not None:
                 steps = self._set_aside(transaction, held, exc)
                 self._judged(held, await self._clients.drive_async(steps))
 
     def release(self, transaction: Transaction) -> None:
-        """The transaction was not worked to an end: any consumer of the group may have it now."""
+        """The transaction was not finished: any consumer of the group may have its entry now."""
         self._return("release", transaction, 0.0)
 
     async def release_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`release`."""
+        """The async version of :meth:`release`."""
         await self._return_async("release", transaction, 0.0)
 
     def release_after(self, transaction: Transaction, seconds: float) -> None:
-        """The transaction could not begin: any consumer may have it in so many seconds."""
+        """A gate is closed: any consumer may have the entry in so many seconds."""
         self._return("release_after", transaction, seconds)
 
     async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
-        """The asyncio twin of :meth:`release_after`."""
+        """The async version of :meth:`release_after`."""
         await self._return_async("release_after", transaction, seconds)
 
     def _return(self, verb: str, transaction: Transaction, seconds: float) -> None:
@@ -388,7 +388,7 @@ class RedisStreamsConnector(ThreadedTwins):
 
     @contextmanager
     def _settling(self, transaction: Transaction, verb: str) -> Iterator[HeldEntry | None]:
-        """What is to be settled, or None when it was settled in this way before."""
+        """The delivery to settle, or None when it was already settled with this verb."""
         self._refuse_when_closed()
         with settling(_Delivery, transaction, self, verb, RedisStreamsError) as delivery:
             if delivery is not None and delivery.held.is_lost:
@@ -439,7 +439,7 @@ class RedisStreamsConnector(ThreadedTwins):
     # ---- dispatching ----------------------------------------------------------------------------
 
     def dispatch_transactions(self, transactions: Iterable[Transaction], **extra: Any) -> None:
-        """Append them all to the stream, or none of them."""
+        """Append all transactions to the stream, or none of them."""
         commands = self._commands(transactions, extra)
         if commands:
             self._clients.send_all(commands)
@@ -447,7 +447,7 @@ class RedisStreamsConnector(ThreadedTwins):
     async def dispatch_transactions_async(
         self, transactions: Iterable[Transaction], **extra: Any
     ) -> None:
-        """The asyncio twin of :meth:`dispatch_transactions`."""
+        """The async version of :meth:`dispatch_transactions`."""
         commands = self._commands(transactions, extra)
         if commands:
             await self._clients.send_all_async(commands)
@@ -470,13 +470,13 @@ class RedisStreamsConnector(ThreadedTwins):
     # ---- for operators --------------------------------------------------------------------------
 
     def get_transactions_count(self) -> int:
-        """How many entries wait for any consumer of the group; what is in flight does not count."""
+        """How many entries wait for any consumer of the group. Entries in flight do not count."""
         return self._clients.drive(self._group.waiting())
 
     def fetch_transaction_by_id(self, transaction_id: str) -> Transaction | None:
-        """The first one with this id in the stream, settled or not. It claims nothing.
+        """The first transaction with this id in the stream, settled or not. It claims nothing.
 
-        An id that is an entry's own is looked up, any other is searched from the beginning.
+        An entry's own id is looked up. Any other id is searched from the beginning.
         """
         return self._clients.drive(self._found(transaction_id))
 
@@ -512,7 +512,7 @@ class RedisStreamsConnector(ThreadedTwins):
         return self._clients.is_healthy
 
     def close(self) -> None:
-        """Give back what is in flight, leave the group, and end the connection."""
+        """Give back what is in flight, leave the group, and close the connection."""
         threads = self._clients.threads
         if not threads.state.is_closed:
             self._in_hand.close()
@@ -522,7 +522,7 @@ class RedisStreamsConnector(ThreadedTwins):
         threads.close()
 
     async def aclose(self) -> None:
-        """The asyncio twin of :meth:`close`."""
+        """The async version of :meth:`close`."""
         await super().aclose()
         await self._clients.tasks.aclose()
 
@@ -554,5 +554,7 @@ _TRACE = frozenset({"traceparent", "tracestate"})
 
 
 def _consumer() -> str:
-    """A name that no other consumer has: a server gives each name what it left."""
+    """A name that no other consumer has, because a server returns to each name what
+    that name left.
+    """
     return f"{socket.gethostname()}-{os.getpid()}-{new_id()[:8]}"

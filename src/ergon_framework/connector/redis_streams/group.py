@@ -1,11 +1,11 @@
-"""What is asked of the server about one consumer group. Nothing here waits or connects.
+"""The commands for one consumer group. Nothing here waits or connects.
 
-Each question is a generator of commands, so that it stands here once for threads and asyncio.
+Each call is a generator of commands, so that it is written once for threads and asyncio.
 
 A delivery is an entry that is pending for this consumer. The server counts how long it is idle, and
-once that is ``claim_idle``, any consumer may claim it. So there is no other state than that of the
-server: a release makes an entry idle, parking makes it idle by the rest of the wait, and a renewal
-makes it busy again.
+once that is ``claim_idle``, any consumer may claim it. So there is no other state than the
+server's: a release makes an entry idle, parking sets its idle time so that it can be claimed when
+the wait is over, and a renewal sets the idle time to zero.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LuaScript:
         self._digest = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - as the server does
 
     def call(self, keys: Sequence[str], *args: Any) -> Steps[Any]:
-        """The answer; the text is sent to a server that does not know it."""
+        """The script's answer. The text is sent to a server that does not know the script."""
         try:
             return (yield ("EVALSHA", self._digest, len(keys), *keys, *args))
         except Exception as error:
@@ -125,7 +125,7 @@ return 1"""
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroup:
-    """The names of one consumer, and the questions it asks."""
+    """The names of one consumer, and its calls."""
 
     stream: str
     name: str
@@ -136,13 +136,13 @@ class ConsumerGroup:
 
     @property
     def claim_ms(self) -> int:
-        """The idle time, in milliseconds, from which anybody may claim."""
+        """The idle time, in milliseconds, from which any consumer may claim an entry."""
         return max(1, round(self.claim_idle * 1000))
 
     # ---- taking ---------------------------------------------------------------------------------
 
     def read(self, count: int, block: float) -> Steps[list[Entry]]:
-        """Entries that no consumer has had; waits up to ``block`` seconds for the first."""
+        """Entries that no consumer has had. Waits up to ``block`` seconds for the first."""
         waits = ("BLOCK", max(1, round(block * 1000))) if block > 0 else ()
         answer = yield from self._in_group(
             (
@@ -153,13 +153,13 @@ class ConsumerGroup:
         return [] if not answer else _whole(answer[0][1])
 
     def claim(self, ids: Sequence[bytes]) -> Steps[list[Entry]]:
-        """Those of these entries that nobody has taken since they became idle."""
+        """Claim those of the given entries that no consumer has taken since they became idle."""
         command = ("XCLAIM", self.stream, self.name, self.consumer, self.claim_ms, *ids)
         return _whole((yield from self._in_group(command)))
 
     def claim_idle_ones(self, cursor: bytes, count: int) -> Steps[tuple[bytes, list[Entry], int]]:
-        """What others left, from a place in the list: the next place, entries, and how many of them
-        had been trimmed away.
+        """Claim what other consumers left, from a place in the list on. Returns the next place, the
+        entries, and how many entries had been trimmed away.
         """
         answer = yield from self._in_group(
             (
@@ -176,7 +176,7 @@ class ConsumerGroup:
         return counts
 
     def _in_group(self, command: Command) -> Steps[Any]:
-        """The answer; the group, and the stream with it, are made when they are not there."""
+        """The answer of a command. The group and the stream are made if they do not exist."""
         try:
             return (yield command)
         except Exception as error:
@@ -186,7 +186,7 @@ class ConsumerGroup:
         return (yield command)
 
     def create(self) -> Steps[None]:
-        """Make the group and the stream, unless they are there."""
+        """Make the group and the stream, unless they exist."""
         try:
             yield ("XGROUP", "CREATE", self.stream, self.name, self.start, "MKSTREAM")
         except Exception as error:
@@ -196,7 +196,7 @@ class ConsumerGroup:
     # ---- settling -------------------------------------------------------------------------------
 
     def ack(self, entry: bytes) -> Steps[int]:
-        """Forget it."""
+        """Acknowledge the entry."""
         return self._settle(ACK, entry)
 
     def set_idle(self, entry: bytes, milliseconds: int, *, is_counted: bool) -> Steps[int]:
@@ -206,13 +206,15 @@ class ConsumerGroup:
         return self._settle(SET_IDLE, entry, milliseconds, 0 if is_counted else 1)
 
     def set_aside(self, entry: bytes, identity: str, fields: Mapping[str, str]) -> Steps[int]:
-        """Put it into the dead letters, with further fields."""
+        """Write the entry to the dead letters, with further fields."""
         more = [text for pair in fields.items() for text in pair]
         return self._settle(SET_ASIDE, entry, identity, *more)
 
     def _settle(self, script: LuaScript, entry: bytes, *args: Any) -> Steps[int]:
-        """Do it if the entry is still ours. A connection that broke may have told the server, so
-        what is not pending at the second attempt has been settled by the first.
+        """Settle the entry if this consumer still has it.
+
+        A first attempt may have reached the server before its connection broke, so an entry that is
+        not pending at the second attempt was settled by the first.
         """
         keys = [self.stream, self.dead_letters]
         try:
@@ -228,7 +230,9 @@ class ConsumerGroup:
             return NOT_PENDING  # the group is gone, and all that was pending with it
 
     def renew(self, entries: Sequence[bytes]) -> Steps[list[bytes]]:
-        """Let no other consumer have them for a while; answers which are not ours any more."""
+        """Keep entries from other consumers for a while. Returns those that this
+        consumer has lost.
+        """
         gone: list[bytes] = []
         for n in range(0, len(entries), _RENEWED_AT_ONCE):
             part = entries[n : n + _RENEWED_AT_ONCE]
@@ -241,9 +245,9 @@ class ConsumerGroup:
         return gone
 
     def leave(self, entries: Sequence[bytes]) -> Steps[None]:
-        """Give them back, and take this consumer, and those long gone, out of the group.
+        """Give entries back, and remove this consumer and dead ones from the group.
 
-        One that has entries stays: they would go with it.
+        A consumer with entries is not removed, because they would be removed with it.
         """
         try:
             yield from LEAVE.call([self.stream], self.name, self.consumer, LONG_IDLE, *entries)
@@ -254,7 +258,9 @@ class ConsumerGroup:
     # ---- asking ---------------------------------------------------------------------------------
 
     def waiting(self) -> Steps[int]:
-        """How many entries wait: never delivered, or idle for so long that anybody may have one."""
+        """How many entries wait: never delivered, or idle for so long that any consumer may claim
+        them.
+        """
         group = yield from self.info()
         if group is None:
             return (yield ("XLEN", self.stream)) if self.start == "0" else 0
@@ -268,7 +274,7 @@ class ConsumerGroup:
         return lag + len(idle)
 
     def info(self) -> Steps[dict[str, Any] | None]:
-        """What the server knows of the group; None when there is no such group."""
+        """What the server knows of the group. None when there is no such group."""
         try:
             groups = yield ("XINFO", "GROUPS", self.stream)
         except Exception as error:
@@ -296,7 +302,7 @@ class ConsumerGroup:
 
 
 def _whole(entries: Any) -> list[Entry]:
-    """Ids and fields, without those that were trimmed away, of which only the id is left."""
+    """Ids and fields, without trimmed entries, of which only the id is left."""
     found = (each for each in entries or () if each and each[1] is not None)
     return [(each[0], dict(zip(each[1][::2], each[1][1::2], strict=True))) for each in found]
 

@@ -1,7 +1,7 @@
-"""The deliveries of one consumer: which entries are in hand, and which are to come back when.
+"""The deliveries of one consumer: which entries are in hand, and when others come back.
 
-A thread renews what is in hand, for both colours, so that a handler may run as long as it likes and
-no other consumer claims its entry meanwhile. It ends when nothing is in hand.
+A thread renews the entries in hand, also for asyncio, so that a handler may run as long as it likes
+and no other consumer claims its entry meanwhile. It ends when nothing is in hand.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ergon_framework.engine.clocks import SYSTEM_CLOCK, current_clock
 from ergon_framework.errors import ConnectorError, describe
 
 RENEWALS = 3
-"""How often a delivery is renewed before another consumer could claim it."""
+"""How often a delivery is renewed in the time after which another consumer could claim it."""
 logger = logging.getLogger("ergon.connector")
 
 
@@ -31,11 +31,11 @@ class HeldEntry:
     entry: bytes
     size: int
     is_lost: bool = False
-    """Whether another consumer has claimed it, or the server has forgotten it."""
+    """Whether another consumer has claimed it, or the server does not know it any more."""
 
 
 class Deliveries:
-    """What one consumer has in hand. Any thread may call."""
+    """The entries that one consumer has in hand. Any thread may call it."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Deliveries:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Begin with nothing in hand, also in a forked child: what there is, the parent has."""
+        """Forget all entries, also in a forked child, because the parent has them."""
         self._lock = threading.Lock()
         self._held: dict[bytes, HeldEntry] = {}
         self._parked: list[tuple[float, bytes]] = []  # kept by us until the server can wait alone
@@ -66,7 +66,7 @@ class Deliveries:
         return entry in self._held
 
     def take(self, delivery: Delivered, held: HeldEntry) -> None:
-        """An entry is delivered."""
+        """Add a delivered entry."""
         with self._lock:
             self._held[held.entry] = held
             if self._renewing is None and not self._closing.is_set():
@@ -75,7 +75,7 @@ class Deliveries:
         self._dropped.watch(delivery, held)
 
     def let_go(self, held: HeldEntry) -> None:
-        """It is settled, or not ours any more."""
+        """Remove an entry that is settled or lost."""
         self._dropped.forget(held)
         with self._lock:
             if self._held.pop(held.entry, None) is None:
@@ -83,7 +83,7 @@ class Deliveries:
         self._in_flight.remove(held.size)
 
     def hand_back(self, held: HeldEntry) -> None:
-        """Nobody waits for its delivery any more: the next fetch gives it back."""
+        """Mark an entry whose delivery was dropped; the next fetch gives it back."""
         self.let_go(held)
         self._handed_back.append(held.entry)
 
@@ -92,12 +92,12 @@ class Deliveries:
         return [self._handed_back.popleft() for _ in range(len(self._handed_back))]
 
     def park(self, entry: bytes, seconds: float) -> None:
-        """Keep it from all consumers until it is due."""
+        """Keep an entry from all consumers until it is due."""
         with self._lock:
             heapq.heappush(self._parked, (current_clock().now() + seconds, entry))
 
     def come_back(self, entry: bytes, seconds: float) -> None:
-        """It can be claimed in so many seconds, by this consumer as by any other."""
+        """Note that an entry can be claimed in so many seconds, by this consumer or any other."""
         with self._lock:
             heapq.heappush(self._returning, (current_clock().now() + seconds, entry))
 
@@ -116,7 +116,7 @@ class Deliveries:
         return due[:count]
 
     def next_due(self) -> float | None:
-        """When the next one can be claimed."""
+        """When the next entry can be claimed."""
         with self._lock:
             return self._returning[0][0] if self._returning else None
 
@@ -126,7 +126,7 @@ class Deliveries:
             return [*self._held, *(entry for _, entry in self._parked)]
 
     def close(self) -> None:
-        """Renew nothing any more."""
+        """Stop renewing."""
         self._closing.set()
 
     # ---- renewals -------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Deliveries:
             self.let_go(held)
 
     def _let_parked_go(self) -> None:
-        """Give back those whose rest of the wait the server can count."""
+        """Give back parked entries whose remaining wait the server can count."""
         now = current_clock().now()
         with self._lock:
             soon = [each for each in self._parked if each[0] - now <= self._claim_idle]
@@ -173,6 +173,6 @@ class Deliveries:
 
 
 def place_of(entry: bytes) -> tuple[int, int]:
-    """Where an entry stands in its stream."""
+    """The position of an entry in its stream, for sorting."""
     time, _, number = entry.partition(b"-")
     return int(time), int(number or 0)

@@ -11,11 +11,13 @@ from ergon_framework.connector.redis_streams.client import EXAMPLE
 from ergon_framework.errors import ConfigurationError, PayloadError
 
 MAX_CLAIM_IDLE = 10 * 86400.0
-"""Seconds. A released entry is made idle for longer than that, so that anybody may claim it."""
+"""The longest ``claim_idle`` in seconds. A released entry is made idle for longer, so that any
+consumer may claim it.
+"""
 
 
 def check_names(stream: str, group: str, body_field: str, dead_letters: str | None) -> None:
-    """Refuse names that are empty, or stand for something else already."""
+    """Refuse names that are empty or used for something else."""
     for name, text in (("stream", stream), ("group", group), ("body_field", body_field)):
         if not text:
             raise ConfigurationError(f"{name} must not be empty", remedy=f"write {EXAMPLE}")
@@ -28,7 +30,7 @@ def check_names(stream: str, group: str, body_field: str, dead_letters: str | No
 
 
 def check_start(start: str) -> None:
-    """Refuse a place that no stream has."""
+    """Refuse a start position that no stream has."""
     if start != "$" and not re.fullmatch(r"\d{1,20}(-\d{1,20})?", start):
         raise ConfigurationError(
             f"start is 0, $ or the id of an entry such as 1700000000000-0, not {start[:40]!r}",
@@ -37,7 +39,7 @@ def check_start(start: str) -> None:
 
 
 def refuse_header(body_field: str, messages: Iterable[BrokerMessage]) -> None:
-    """Refuse a header that would stand in the place of the body."""
+    """Refuse a header with the name of the body's field."""
     for message in messages:
         if body_field in message.headers:
             identity = decoded(message.headers[TRANSACTION_ID])

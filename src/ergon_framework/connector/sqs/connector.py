@@ -1,4 +1,4 @@
-"""``SqsConnector``: fetch, dispatch and settle, in both colours.
+"""``SqsConnector``: its fetch, dispatch and settlement, sync and async.
 
 The client library blocks, so threads make its requests for event loops as well: a request takes
 milliseconds, and handing it to a thread takes a small part of one.
@@ -76,9 +76,13 @@ CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 LONGEST_WAIT = 20
 FIFO = ".fifo"
 HEADROOM = 4096
-"""Bytes that a message is smaller than SQS allows, so that the reason of a dead letter fits in."""
+"""How many bytes smaller a message is than SQS allows, so that the reason of a dead
+letter fits in.
+"""
 FEW_RECEIVES = 5
-"""Receives below which a redrive policy would set aside what was only parked."""
+"""A redrive policy with fewer receives than this would dead-letter messages that were
+only parked.
+"""
 
 
 class SqsDelivery(Delivered):
@@ -175,7 +179,7 @@ class SqsConnector(ThreadedConsuming):
         self._receiving: Future[None] | None = None
         self._dropped: DroppedDeliveries[HeldMessage] = DroppedDeliveries()
 
-    # ---- both ends of its life ----
+    # ---- opening and closing ----
 
     def health(self) -> bool:
         """Whether it can be used, as far as is known; not while something is refused."""
@@ -204,7 +208,7 @@ class SqsConnector(ThreadedConsuming):
         return told + self._refusals.observations()
 
     def close(self) -> None:
-        """Give back what was not handed out, and let go."""
+        """Give back what was not handed out, and close."""
         if self._connection.state.is_closed:
             return
         left = self._held.close()
@@ -235,7 +239,7 @@ class SqsConnector(ThreadedConsuming):
     def fetch_transactions(
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[Transaction]:
-        """Up to ``batch_size`` messages; empty when ``wait`` seconds brought none."""
+        """Up to ``batch_size`` messages; an empty list when none came within ``wait`` seconds."""
         arguments = self._checked(batch_size, wait, extra)
         while True:
             self._await(*arguments)
@@ -244,7 +248,7 @@ class SqsConnector(ThreadedConsuming):
                 return taken
 
     def stop_waiting(self) -> None:
-        """The fetch under way waits no longer; what its request brings is for the next one."""
+        """Make the fetch under way stop waiting. What its request brings is for the next fetch."""
         self._wakeup.stop()
 
     def ack(self, transaction: Transaction) -> None:
@@ -261,13 +265,15 @@ class SqsConnector(ThreadedConsuming):
                 self._delete(held).result()
 
     def release(self, transaction: Transaction) -> None:
-        """The transaction was not worked to an end: let its message be received again."""
+        """The transaction was not finished: let its message be received again."""
         self.release_after(transaction, 0.0, verb="release")
 
     def release_after(
         self, transaction: Transaction, seconds: float, *, verb: str = "release_after"
     ) -> None:
-        """Let the message be received again in so many seconds: twelve hours at most."""
+        """A gate is closed: let the message be received again in so many seconds, twelve hours at
+        most.
+        """
         with self._settling(transaction, verb) as held:
             if held is not None:
                 self._return(held, seconds).result()
@@ -282,13 +288,13 @@ class SqsConnector(ThreadedConsuming):
     async def dispatch_transactions_async(
         self, transactions: Iterable[Transaction], **extra: Any
     ) -> None:
-        """The asyncio twin of ``dispatch_transactions``."""
+        """The async version of ``dispatch_transactions``."""
         await self._threads.run(self.dispatch_transactions, list(transactions), **extra)
 
     async def fetch_transactions_async(
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[Transaction]:
-        """The asyncio twin of ``fetch_transactions``. Cancelled, it has taken nothing."""
+        """The async version of ``fetch_transactions``. Cancelled, it has taken nothing."""
         arguments = self._checked(batch_size, wait, extra)
         while True:
             try:
@@ -301,25 +307,25 @@ class SqsConnector(ThreadedConsuming):
                 return taken
 
     async def ack_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of ``ack``."""
+        """The async version of ``ack``."""
         with self._settling(transaction, "ack") as held:
             if held is not None:
                 await _ended(self._delete(held))
 
     async def release_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of ``release``."""
+        """The async version of ``release``."""
         await self.release_after_async(transaction, 0.0, verb="release")
 
     async def release_after_async(
         self, transaction: Transaction, seconds: float, *, verb: str = "release_after"
     ) -> None:
-        """The asyncio twin of ``release_after``."""
+        """The async version of ``release_after``."""
         with self._settling(transaction, verb) as held:
             if held is not None:
                 await _ended(self._return(held, seconds))
 
     async def get_transactions_count_async(self) -> int:
-        """The asyncio twin of ``get_transactions_count``."""
+        """The async version of ``get_transactions_count``."""
         return await self._threads.run(self.get_transactions_count)
 
     # ---- inside: the queue ----
@@ -346,7 +352,9 @@ class SqsConnector(ThreadedConsuming):
 
     @contextmanager
     def _settings_told(self) -> Iterator[None]:
-        """Let what only an operator can change end the run, and not be waited for."""
+        """Make an error that only an operator can resolve end the run, instead of
+        waiting for it.
+        """
         errors = import_client("botocore.exceptions", extra="sqs", connector="sqs")
         try:
             yield
@@ -420,7 +428,9 @@ class SqsConnector(ThreadedConsuming):
     # ---- inside: producing ----
 
     def _entries(self, transactions: list[Transaction]) -> list[dict[str, Any]]:
-        """All of them, before the first is sent: a batch with a bad one is refused as a whole."""
+        """Encode all messages before the first is sent: a batch with a bad one is refused as a
+        whole.
+        """
         entries = []
         encoded = self._codec.encode_all(transactions)
         for transaction, message in zip(transactions, encoded, strict=True):
@@ -458,7 +468,7 @@ class SqsConnector(ThreadedConsuming):
         return batch_size, self._wait if wait is None else _whole("wait", wait, 0, LONGEST_WAIT)
 
     def _await(self, most: int, seconds: int) -> None:
-        """Wait until a message can be handed out, or a request for some came back without any."""
+        """Wait until a message can be handed out, or a receive request came back empty."""
         for held in self._dropped.take():
             self._held.let_go(held)  # it becomes visible when its time is over
         while not (self._held.can_take or self._wakeup.is_stopped):
@@ -478,7 +488,7 @@ class SqsConnector(ThreadedConsuming):
                 return
 
     def _has_asked(self, queue: SqsQueue, most: int, seconds: int) -> bool:
-        """Ask for messages; whether an answer came, with some or without."""
+        """Receive messages. Returns whether an answer came, empty or not."""
         receiving = self._begin_receiving(queue, most, seconds)
         self._wakeup.wait(None, lambda: receiving.done() or self._held.can_take)
         return receiving.done() and self._ended_well(queue, receiving)
@@ -513,7 +523,9 @@ class SqsConnector(ThreadedConsuming):
         return False
 
     def _take(self, most: int) -> list[Transaction] | None:
-        """What there is; None when all of it was set aside, and there may be more behind it."""
+        """The messages that are there. None when all of them were set aside and there may be more
+        after them.
+        """
         if self._connection.state.is_closed:
             self._queue()  # says that it is closed
         taken: list[Transaction] = []
@@ -586,7 +598,7 @@ class SqsConnector(ThreadedConsuming):
         self._asked(queue, send, "SendMessage to the dead letters", title)
 
     def _set_aside(self, held: HeldMessage, reason: str) -> None:
-        """Move what is no transaction to the dead letters; if that fails, it comes again."""
+        """Move what is no transaction to the dead letters. If that fails, it is delivered again."""
         try:
             self._bury(held, reason)
             self._delete(held).result()
@@ -616,14 +628,14 @@ _MISTAKES = (
 
 
 def _url_of(client: Any, queue: str, account: str) -> str:
-    """The address of a queue; an empty account is that of the credentials."""
+    """The URL of a queue. An empty account means that of the credentials."""
     owner = {"QueueOwnerAWSAccountId": account} if account else {}
     found: str = client.get_queue_url(QueueName=queue, **owner)["QueueUrl"]
     return found
 
 
 def _explained(title: str, error: Any) -> Exception:
-    """What SQS answered to a whole request, as the error for whoever asked."""
+    """The error for what SQS answered to a whole request."""
     code = str(error.response["Error"]["Code"])
     if any(each in code for each in _MISTAKES):
         return ConfigurationError(
@@ -639,7 +651,7 @@ async def _ended(future: Future[None]) -> None:
 
 
 def _whole(name: str, value: object, least: int, most: float) -> int:
-    """A whole number within bounds; parts of a second count as one."""
+    """A whole number within bounds, rounded up."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         bound = f" to {most:g}" if math.isfinite(most) else " or more"
         raise ConfigurationError(f"{name} is {value!r}", remedy=f"give {least}{bound}")

@@ -29,7 +29,7 @@ class HeldMessage:
     group: str | None
     received_at: float
     visible_at: float
-    """When others get it, unless it is renewed before."""
+    """When other consumers can receive it, unless it is renewed before."""
     holder: object = field(repr=False)
     """Among what it is held: in a forked child that is something else."""
     is_ours: bool = True
@@ -55,7 +55,7 @@ class HeldMessages:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Also in a forked child: what was received, its parent has."""
+        """Forget what was received in a forked child, because the parent has it."""
         self._lock = threading.Lock()
         self._changed = SYSTEM_CLOCK.signal(self._lock)
         self._arrived: deque[HeldMessage] = deque()
@@ -67,7 +67,7 @@ class HeldMessages:
         return held.holder is self._held
 
     def add(self, messages: Sequence[Mapping[str, Any]], asked_at: float) -> None:
-        """These were received, by a request that was made at an instant."""
+        """Add messages that a request received which was made at an instant."""
         with self._lock:
             for raw in messages:
                 held = HeldMessage(
@@ -88,12 +88,12 @@ class HeldMessages:
 
     @property
     def has_arrived(self) -> bool:
-        """Whether anything waits here to be handed out, perhaps behind another of its group."""
+        """Whether a message waits here to be handed out, perhaps behind another of its group."""
         return bool(self._arrived)
 
     @property
     def can_take(self) -> bool:
-        """Whether one may be handed out."""
+        """Whether a message may be handed out."""
         with self._lock:
             return any(each.group not in self._busy for each in self._arrived)
 
@@ -114,7 +114,7 @@ class HeldMessages:
         return taken
 
     def is_ours(self, held: HeldMessage) -> bool:
-        """Whether nobody else can have it by now."""
+        """Whether no other consumer can have received it by now."""
         return held.is_ours and SYSTEM_CLOCK.now() < held.visible_at
 
     def let_go(self, held: HeldMessage, *, with_group: bool = False) -> list[HeldMessage]:
@@ -137,7 +137,7 @@ class HeldMessages:
         return behind
 
     def close(self) -> list[HeldMessage]:
-        """Renew nothing any more; answers what was never handed out."""
+        """Stop renewing. Returns the messages that were never handed out."""
         with self._lock:
             self._is_closed = True
             left = list(self._arrived)

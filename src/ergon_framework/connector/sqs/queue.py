@@ -1,7 +1,7 @@
-"""One SQS queue, with what is asked of it put together: ten messages a request, and partly done.
+"""One SQS queue, with calls combined into batches of ten messages, of which parts may fail.
 
-Deletes and changes of visibility that are wanted while a request is under way go into the next one.
-Each has a future, which ends as that message's part of the answer says.
+Deletes and changes of visibility that arrive while a request is under way go into the next one.
+Each has a future, which ends with that message's part of the answer.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SqsQueue:
         return found
 
     def send(self, url: str, entries: Sequence[dict[str, Any]]) -> None:
-        """Send them in as few requests as they fit into; raises when any was not taken."""
+        """Send messages in as few requests as they fit into. Raises if any was not taken."""
         refused: list[str] = []
         for batch in _batches(entries):
             numbered = [{"Id": str(n), **each} for n, each in enumerate(batch)]
@@ -89,7 +89,7 @@ class SqsQueue:
 
 
 class Batcher:
-    """Makes one request of what several callers want at about the same time."""
+    """Combines what several callers want at about the same time into one request."""
 
     def __init__(
         self, request: Callable[[Sequence[Any]], Sequence[str | None]], threads: OwnThreads

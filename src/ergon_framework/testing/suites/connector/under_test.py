@@ -1,4 +1,4 @@
-"""The connector under test, as the checks see it: the same verbs in both colours."""
+"""The connector under test, with the same methods whether it is sync or async."""
 
 from __future__ import annotations
 
