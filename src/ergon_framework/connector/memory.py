@@ -58,7 +58,7 @@ class _Delivery(Transaction):
 
 
 class _WhenSettling:
-    """A method that exists only on a settling connector: engines find methods by name."""
+    """A method that exists only on a settling connector, because engines find methods by name."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
@@ -139,7 +139,7 @@ class MemoryConnector:
             return batch
 
     def dispatch_transactions(self, transactions: Iterable[Transaction], **_extra: Any) -> None:
-        """Put them all at the end of the queue, or none of them."""
+        """Put all transactions at the end of the queue, or none of them."""
         # Before the lock is taken: copying runs code of the user's, and may take long.
         copies = [_copied(transaction, Transaction, self.name) for transaction in transactions]
         with self._lock:
@@ -275,7 +275,7 @@ class MemoryConnector:
         self.dead_dropped += surplus
 
     def _bring_back(self) -> None:
-        """Let those wait again whose time has come."""
+        """Make parked transactions wait again that are due."""
         now = _now() if self._parked else 0.0
         while self._parked and self._parked[0][0] <= now:
             heapq.heappush(self._waiting, heapq.heappop(self._parked)[1])
@@ -344,7 +344,7 @@ def _copied(transaction: Transaction, kind: type[_T], source: str | None = None)
 
 
 def _now() -> float:
-    """What time it is on the clock of this thread or loop."""
+    """The time by the clock of this thread or event loop."""
     # Here, because a script that only declares its consumers is to start without asyncio.
     from ergon_framework.engine.clocks import current_clock
 

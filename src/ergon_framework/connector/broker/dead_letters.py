@@ -1,4 +1,4 @@
-"""Where dead letters must not go: back to where work is read from, without an end."""
+"""Refuses dead letters that would go back to where messages are read from, in an endless loop."""
 
 from __future__ import annotations
 

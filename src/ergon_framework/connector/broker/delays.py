@@ -1,6 +1,6 @@
-"""Deliveries that wait in this process for the instant at which they may be handed out again.
+"""Deliveries that wait in this process until they may be handed out again.
 
-A broker that knows no delays keeps them delivered and not settled meanwhile. When this process dies
+For a broker without delays they are delivered and not settled meanwhile. When this process dies
 they are not lost: the broker delivers them again.
 """
 
@@ -15,7 +15,7 @@ D = TypeVar("D")
 
 
 class DelayedDeliveries(Generic[D]):
-    """Any thread may add one; the thread or task that fetches takes them out."""
+    """Parked deliveries. Any thread may add one; the thread or task that fetches takes them out."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, D]] = []
@@ -27,7 +27,7 @@ class DelayedDeliveries(Generic[D]):
         return len(self._heap)
 
     def add(self, delivery: D, until: float) -> None:
-        """Keep it back until an instant of the clock that the fetch goes by."""
+        """Park a delivery until an instant of the fetch's clock."""
         # One call in C: a fetch in another thread sees the heap before or after it.
         heapq.heappush(self._heap, (until, next(self._numbers), delivery))
 
@@ -36,6 +36,6 @@ class DelayedDeliveries(Generic[D]):
         return min(until, self._heap[0][0]) if self._heap else until
 
     def take_due(self, now: float) -> Iterator[D]:
-        """Those whose instant has come, the earliest first."""
+        """The deliveries that are due, the earliest first."""
         while self._heap and self._heap[0][0] <= now:
             yield heapq.heappop(self._heap)[2]

@@ -50,7 +50,7 @@ class InFlight:
         self.bytes = 0
 
     def room(self, wanted: int) -> int:
-        """How many more messages may be asked for, at most ``wanted``; 0 when it is full."""
+        """How many more messages may be requested, at most ``wanted``; 0 when it is full."""
         with self._lock:
             if self.count == 0:
                 fitting = self._max_bytes
@@ -62,7 +62,7 @@ class InFlight:
             return max(0, min(wanted, self._max_count - self.count, max(1, by_bytes)))
 
     def add(self, size: int) -> None:
-        """A message of so many bytes was delivered."""
+        """Count a delivered message of so many bytes."""
         with self._lock:
             self.count += 1
             self.bytes += size
@@ -70,7 +70,7 @@ class InFlight:
             self._average += (max(1, size) - self._average) / (8 if self._average else 1)
 
     def remove(self, size: int) -> None:
-        """A message was settled, or is not ours any more."""
+        """Count a message that was settled or lost."""
         with self._lock:
             was_full = self.count >= self._max_count or self.bytes >= self._max_bytes
             self.count -= 1
@@ -79,7 +79,7 @@ class InFlight:
             self._wakeup.notify()
 
     def wait_for_room(self, wanted: int) -> int:
-        """As :meth:`room`, when there is some; 0 when the fetch is to end."""
+        """Wait until there is room, and return it like :meth:`room`. 0 when the fetch is to end."""
         if room := self.room(wanted):
             return room
         self._wakeup.wait(None, lambda: self.room(1) > 0)

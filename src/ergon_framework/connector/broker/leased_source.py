@@ -30,7 +30,7 @@ from ergon_framework.ports.transaction import Transaction
 S = TypeVar("S")
 T = TypeVar("T")
 Take = Callable[[S, int, float], "list[Transaction] | None"]
-"""Takes at most so many from a session, and may wait until an instant; None: look again."""
+"""Takes at most so many messages from a session, and may wait until an instant. None: try again."""
 
 
 class SourceSettlement:
@@ -95,7 +95,9 @@ class LeasedSource(Generic[S]):
         return not self.is_closed and self.connection.state.is_healthy
 
     def fetch(self, batch_size: int, wait: float, take: Take[S]) -> list[Transaction]:
-        """What ``take`` brings, on one session after another for as long as none has any."""
+        """The messages that ``take`` brings, with new sessions as connections break, until there
+        are some.
+        """
         check_batch_size(batch_size)
         self.wakeup.begin()
         until = SYSTEM_CLOCK.now() + wait
@@ -115,12 +117,14 @@ class LeasedSource(Generic[S]):
                 return found
 
     def hold(self, delivery: LeasedDelivery) -> None:
-        """It is handed out: it counts as in flight, and its lease is renewed until it is let go."""
+        """Hold a delivery that is handed out: it counts as in flight, and its lease is renewed."""
         self._in_flight.add(delivery.lease.size)
         self.leases.hold(delivery)
 
     def settling(self, owner: object, transaction: Transaction, verb: str) -> SourceSettlement:
-        """The lease to settle inside, or None when that was done in this way before."""
+        """A context in which to settle a lease, or None when it was already settled
+        with this verb.
+        """
         is_first = is_first_settlement(LeasedDelivery, transaction, owner, verb, self._error)
         delivery = cast(LeasedDelivery, transaction)
         try:
@@ -133,7 +137,7 @@ class LeasedSource(Generic[S]):
         return SourceSettlement(delivery, held)
 
     def with_session(self, work: Callable[[S], T]) -> T:
-        """Do it on the connection there is; while there is none, that is an error at once."""
+        """Call a function with the session. Without a connection this is an error at once."""
         session = self.connection.get()
         try:
             return work(session)
@@ -144,7 +148,7 @@ class LeasedSource(Generic[S]):
             raise
 
     def refuse_closed(self) -> None:
-        """Raise when it was closed."""
+        """Raise an error if it was closed."""
         if self.is_closed:
             raise self._error(
                 f"this {self._owner.__name__} is closed",
@@ -152,7 +156,9 @@ class LeasedSource(Generic[S]):
             )
 
     def close(self, stop: Callable[[], None]) -> None:
-        """End the waits with ``stop``, give back what is in hand, and let go. Twice is fine."""
+        """End the waits with ``stop``, give back what is in hand, and close. Closing
+        twice is fine.
+        """
         if self.is_closed:
             return
         self.is_closed = True

@@ -1,8 +1,8 @@
-"""Deliveries that their system keeps for us for so long, renewed while they are in hand.
+"""Deliveries with leases, which are renewed while they are in hand.
 
-A thread renews them all every third of that time, so that a handler may run longer than a lease.
-One that could not be renewed in time is lost: its system may have given the message to somebody
-else.
+A thread renews all leases every third of their length, so that a handler may run longer than a
+lease. A lease that could not be renewed in time is lost: the system may have delivered the message
+to another consumer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DeliveryExpiredError(ConnectorError):
 
 
 def expired(delivery: Delivered, verb: str) -> DeliveryExpiredError:
-    """The error of an outcome that came too late."""
+    """The error for an outcome that came too late."""
     return DeliveryExpiredError(
         f"cannot {verb} {delivery!r}: its lease has ended, so it is delivered again",
         remedy="see why it was not renewed: the process was stopped, or the connection was gone for"
@@ -41,26 +41,26 @@ def expired(delivery: Delivered, verb: str) -> DeliveryExpiredError:
 
 
 class Lease:
-    """What one delivery holds at its system."""
+    """The lease of one delivery at its system."""
 
     __slots__ = ("holder", "is_lost", "is_unsure", "place", "size", "until")
 
     def __init__(self, place: Any, size: int, until: float) -> None:
         self.place = place
-        """Where its system knows it: a row, or the subject of its acknowledgement."""
+        """What identifies it at its system: a row, or the subject of its acknowledgement."""
         self.size = size
         """Bytes of its message."""
         self.until = until
-        """Until when it is ours, by this machine's clock."""
+        """When the lease ends, by this machine's clock."""
         self.holder: object = None
-        """Whose it is: a forked child has another holder than its parent."""
+        """Who holds it: a forked child has another holder than its parent."""
         self.is_lost = False
         self.is_unsure = False
-        """Whether a settlement may have been heard although no answer to it came."""
+        """Whether a settlement may have been received although it was not answered."""
 
 
 class LeasedDelivery(Delivered):
-    """A delivered transaction that knows its lease."""
+    """A delivered transaction with its lease."""
 
     __slots__ = ("lease",)
 
@@ -145,31 +145,31 @@ class HeldLeases:
         return LeaseSettlement(self, lease)
 
     def take_back(self, lease: Lease) -> None:
-        """Renew it again: it could not be settled."""
+        """Renew a lease again that could not be settled."""
         with self._lock:
             self._held.add(lease)
 
     def let_go(self, lease: Lease) -> None:
-        """Renew it no longer: it is settled, or lost."""
+        """Stop renewing a lease that is settled or lost."""
         self._dropped.forget(lease)
         with self._lock:
             self._held.discard(lease)
         self._forget(lease)
 
     def _refuse_expired(self, delivery: LeasedDelivery, verb: str) -> None:
-        """Raise when the lease has ended: what somebody else may have is not settled by us."""
+        """Raise an error if the lease has ended, because another consumer may have the message."""
         lease = delivery.lease
         if lease.is_lost or SYSTEM_CLOCK.now() >= lease.until:
             self.let_go(lease)
             raise expired(delivery, verb)
 
     def all(self) -> list[Lease]:
-        """What is in hand."""
+        """Everything that is held."""
         with self._lock:
             return list(self._held)
 
     def close(self) -> list[Lease]:
-        """End the thread; what was still in hand."""
+        """End the thread. Returns the leases that were still held."""
         with self._lock:
             self._is_ending = True
             thread, self._thread = self._thread, None
@@ -205,7 +205,7 @@ class HeldLeases:
         return self.seconds / RENEWALS_PER_LEASE
 
     def _give_back_dropped(self) -> None:
-        """Let others have what nobody holds any more; where that fails, its lease ends."""
+        """Give back dropped deliveries. Where that fails, the lease ends."""
         for lease in self._dropped.take():
             self.let_go(lease)
             with suppress(ErgonError):

@@ -1,6 +1,6 @@
-"""JSON that comes back equal: what would not is refused, with the path of the value.
+"""Encodes JSON without loss: a value that would be read back changed is refused with its path.
 
-A tuple, a date, NaN or bytes would come back as something else. So they are refused before anything
+A tuple, a date, NaN or bytes would come back as something else, so they are refused before anything
 is written or sent.
 """
 
@@ -65,7 +65,7 @@ def _refused(transaction_id: str, document: Mapping[str, Any]) -> PayloadError:
 
 
 def _culprit(value: Any, path: str, depth: int) -> tuple[str, str, str] | None:
-    """Where it is, what it is, and what to do about it; None when the value is fine."""
+    """The path of a lossy value, what it is, and what to do about it. None when there is none."""
     if depth > _MAX_DEPTH:
         what = f"nested more than {_MAX_DEPTH} levels deep, or inside itself"
         return f"{path[:40]}…", what, "flatten it"

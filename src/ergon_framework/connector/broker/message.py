@@ -55,7 +55,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class MalformedMessageError(ConnectorError):
-    """A message is no transaction, and is set aside."""
+    """A message cannot be read as a transaction, and is set aside."""
 
     code = "malformed_message"
 
@@ -120,9 +120,10 @@ class MessageCodec:
     # ---- out ------------------------------------------------------------------------------------
 
     def encode_all(self, transactions: Any) -> list[BrokerMessage]:
-        """All of them, or a :class:`PayloadError` for the first that cannot be sent.
+        """The messages of all transactions. Raises :class:`PayloadError` for the first that cannot
+        be sent.
 
-        One that carries no trace gets that of the code which sends it.
+        A transaction without a trace gets that of the code which sends it.
         """
         carrier = outgoing_metadata()
         return [self.encode(each, carrier) for each in transactions]
@@ -274,7 +275,7 @@ class MessageCodec:
 
 
 def with_reason(headers: Mapping[str, str], reason: str) -> dict[str, str]:
-    """The headers of a message that is set aside: the same, and why."""
+    """The headers of a message that is set aside: its own, and the reason."""
     return {**headers, REASON: encoded(reason[:MAX_REASON] or "unknown")}
 
 

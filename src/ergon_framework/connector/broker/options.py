@@ -44,7 +44,7 @@ class Bound:
         return is_enough and number <= self.most
 
     def refuse(self, name: str, number: float) -> ConfigurationError:
-        """The error for a number that it does not take."""
+        """The error for a number out of bounds."""
         least, most = _shown(self.least), _shown(self.most)
         if number > self.least:
             problem, instead = f"at most {most}", f"{most} or less"
@@ -58,7 +58,7 @@ class Bound:
 
 COUNT = Bound(1)
 SECONDS = Bound(0, LONGEST)
-"""A time that may be none."""
+"""Seconds, or None."""
 SOME_SECONDS = Bound(0, LONGEST, is_above=True)
 COMMON: Mapping[str, Bound] = {
     "wait": SECONDS,

@@ -1,8 +1,8 @@
-"""What a system that is there refuses to take: its connector cannot be used for it meanwhile.
+"""Remembers what a system refuses: its connector counts as unusable for that meanwhile.
 
-A lost connection is tried again until it is there, and health says so. A message that is refused
-for want of a right, a quota or a topic leaves the connection as it was, so somebody has to remember
-it until the like is taken.
+A lost connection is retried until it is back, and health says so. A message that is refused because
+a right, a quota or a topic is missing leaves the connection as it was, so the refusal has to be
+remembered until a message of that kind is accepted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ logger = logging.getLogger("ergon.connector")
 
 
 class Refusals:
-    """What one system refuses, by what was asked of it: a topic, or dead letters. Any thread."""
+    """The refusals of one system, by what was requested: a topic, or dead letters. Any thread may
+    call it.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -34,11 +36,11 @@ class Refusals:
         return bool(self._found)
 
     def names(self) -> list[str]:
-        """What is refused."""
+        """The names of what is refused."""
         return [*self._found]
 
     def note(self, what: str, error: ErgonError) -> None:
-        """It is refused until the like of it is taken."""
+        """Record a refusal until a message of that kind is accepted."""
         now = current_clock().now()
         _, since = self._found.get(what, (error, now))
         is_new = what not in self._found
@@ -49,7 +51,7 @@ class Refusals:
             emit("broker.refused", broker=self._name, reason=error.message[:300], remedy=remedy)
 
     def taken(self, what: str) -> None:
-        """It was taken, so nothing of it is refused any more."""
+        """Record that a message was accepted, so nothing of its kind is refused any more."""
         found = self._found.pop(what, None) if self._found else None
         if found is not None:
             seconds = current_clock().now() - found[1]
@@ -57,7 +59,7 @@ class Refusals:
             emit("broker.back", broker=self._name, seconds=seconds)
 
     def observations(self) -> list[Observation]:
-        """What ``observe`` says of it."""
+        """The refusals as ``observe`` reports them."""
         return [
             Observation("refused", error.message, error.remedy or "", is_grave=True)
             for error, _ in [*self._found.values()]

@@ -1,4 +1,4 @@
-"""Which connector a URL means, and its options with their types."""
+"""Finds the connector of a URL, and its options with their types."""
 
 from __future__ import annotations
 

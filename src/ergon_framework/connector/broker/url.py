@@ -22,7 +22,7 @@ MAX_PORT = 65535
 
 @dataclass(frozen=True, slots=True)
 class BrokerUrl:
-    """Where a broker is, and as whom to go there."""
+    """The address of a broker, and the credentials for it."""
 
     scheme: str
     hosts: tuple[tuple[str, int], ...]
@@ -34,7 +34,7 @@ class BrokerUrl:
 
     @property
     def name(self) -> str:
-        """The broker as errors, logs and health name it."""
+        """The name of the broker in errors, logs and health."""
         hosts = ",".join(f"{_bracketed(host)}:{port}" for host, port in self.hosts)
         return f"{self.scheme}://{hosts}"
 

@@ -1,4 +1,6 @@
-"""Waits of a fetch that any thread can end: something has changed, or a stop was asked for."""
+"""Waits of a fetch that any thread can end, because something has changed or a stop was
+requested.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ class Wakeup:
         self._loops: list[tuple[asyncio.AbstractEventLoop, AsyncSignal]] = []
 
     def begin(self) -> None:
-        """A fetch begins: an earlier stop does not count for it."""
+        """Begin a fetch. An earlier stop does not count for it."""
         self.is_stopped = False
 
     def stop(self) -> None:
@@ -39,7 +41,7 @@ class Wakeup:
         self.notify()
 
     def notify(self) -> None:
-        """Let everybody who waits look again."""
+        """Wake all waiting fetches."""
         with self._lock:
             for signal in self._signals:
                 signal.notify_all()
@@ -49,7 +51,9 @@ class Wakeup:
                 loop.call_soon_threadsafe(sleeping.notify_all)
 
     def wait(self, until: float | None, is_over: Callable[[], bool]) -> bool:
-        """Wait for ``is_over`` until an instant of the current clock; whether it came true."""
+        """Wait for ``is_over`` until an instant of the current clock. Returns whether it became
+        true.
+        """
         clock = current_clock()
         with self._lock, self._listed(clock.signal(self._lock)) as signal:
             while not (self.is_stopped or is_over()):

@@ -63,7 +63,7 @@ logger = logging.getLogger("ergon.connector.database")
 
 
 class _Row:
-    """A row in hand."""
+    """A row that is delivered and not settled."""
 
     __slots__ = ("key", "position")
 
@@ -137,7 +137,7 @@ class DatabaseConnector(ThreadedConsuming):
             self._engine = checked(url)
         self.name = name or table
         self.malformed = 0
-        """How many rows were no transactions, and were set aside."""
+        """How many rows could not be read as transactions, and were set aside."""
         self._table = table
         if status is None and (error is not None or statuses != STATUSES):
             raise ConfigurationError(
@@ -181,7 +181,7 @@ class DatabaseConnector(ThreadedConsuming):
     # ---- opening and closing ---------------------------------------------------------------------
 
     def open(self) -> None:
-        """Look at the table; otherwise the first use does."""
+        """Open the database and inspect the table; otherwise the first use does."""
         self._connection.get()
 
     def stop_waiting(self) -> None:
@@ -189,11 +189,11 @@ class DatabaseConnector(ThreadedConsuming):
         self._wakeup.stop()
 
     def health(self) -> bool:
-        """Whether it can be used, as far as is known; not while another process reads."""
+        """Whether it can be used, as far as is known; it cannot while another process reads."""
         return self._connection.state.is_healthy and not self._refusals
 
     def observe(self) -> list[Observation]:
-        """What ``ergon doctor`` says: whether the table is as the options say, and what is due."""
+        """What ``ergon doctor`` reports: whether the table fits the options, and what is due."""
         try:
             count, dead = self.get_transactions_count(), len(self.dead_letters())
             left_out = self._left_out()
@@ -251,7 +251,7 @@ class DatabaseConnector(ThreadedConsuming):
             return []
 
     def _is_ours(self) -> bool:
-        """Whether this process reads as the consumer, and no other one."""
+        """Whether this process, and no other one, reads as the consumer."""
         if self._lease is None:
             return True
         holder = self._lease.take()
@@ -284,7 +284,7 @@ class DatabaseConnector(ThreadedConsuming):
                 return found
 
     def _delivery(self, reader: Reader, row: LoadedRow) -> Transaction | None:
-        """The row as a transaction; None for one that is none, and is set aside."""
+        """The row as a transaction. None for a row that cannot be one, which is set aside."""
         try:
             delivery: _Delivery = self._made(_Delivery, row)
         except (UnusableRowError, EnvelopeError) as error:
@@ -343,9 +343,10 @@ class DatabaseConnector(ThreadedConsuming):
 
     @contextmanager
     def transaction(self, transaction: Transaction) -> Iterator[sa.Connection]:
-        """A transaction of the database in which the row is done: commit both, or none.
+        """A database transaction in which the row is marked as done: both are committed, or
+        neither.
 
-        What is written with the connection and that the row is done are one commit. The engine's
+        What is written with the connection, and the mark of the row, are one commit. The engine's
         own ``ack`` then does nothing. A statement that changes the row itself belongs here, too.
         """
         with self._claimed(transaction, "ack") as delivery:
@@ -379,7 +380,7 @@ class DatabaseConnector(ThreadedConsuming):
         return found
 
     def get_transactions_count(self) -> int:
-        """How many rows are not done; those in hand count."""
+        """How many rows are not done, including those in hand."""
         count: int = self._asked(lambda reader, on: reader.count(on))
         return count
 
@@ -435,7 +436,9 @@ class DatabaseConnector(ThreadedConsuming):
     def _marked(
         self, reader: Reader, delivery: _Delivery, reason: str | None
     ) -> Iterator[sa.Connection]:
-        """A transaction that marks the row first: another process waits, and then hears of it."""
+        """A transaction that marks the row first, so that another process waits and then sees the
+        mark.
+        """
         row = delivery.row
         try:
             with self._engine.begin() as connection:

@@ -1,7 +1,7 @@
-"""The database behind a URL, and what its refusals mean.
+"""Opens the database of a URL, and translates its errors.
 
-What a driver says may hold values of rows. So only that is told which it says of tables, columns
-and statements.
+A driver's message may contain values of rows. So errors only repeat what it says about tables,
+columns and statements.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ergon_framework.errors import ConfigurationError, ConnectorError
 from ergon_framework.storage.urls import refuse_withheld
 
 PREFIX = "rows+"
-"""Stands before a URL that names a connector by its scheme alone."""
+"""The prefix of a URL whose scheme alone would not name this connector."""
 _DRIVER = "postgresql+psycopg"
 _ROWS_FORMS = "write rows+sqlite:///shop.db, or rows+postgresql://user@host/shop"
 _FORMS = 'write "postgresql+psycopg://host/name" or "sqlite:///file.db"'
@@ -50,7 +50,9 @@ def engine_of(url: str, *, host: str | None = None, sslmode: str | None = None) 
 
 
 def _rows_place(url: str) -> sa.URL:
-    """The database of ``rows+postgresql://…``, by which an App knows rows from other sources."""
+    """The database of a URL such as ``rows+postgresql://…``, by which an App recognises this
+    connector.
+    """
     bare = url.removeprefix(PREFIX)
     # Its query has gone to the options of the connector: what is left of one here is a mistake.
     if "?" in bare or "#" in bare:
@@ -76,7 +78,7 @@ def _place(url: str) -> sa.URL:
 
 
 def checked(engine: sa.Engine) -> sa.Engine:
-    """An engine that threads can use."""
+    """Check that threads can use an engine."""
     if engine.dialect.is_async:
         raise ConfigurationError(
             f"{engine.dialect.name}+{engine.dialect.driver} is a driver for asyncio", remedy=_FORMS
@@ -97,7 +99,9 @@ def refuse_missing_file(engine: sa.Engine) -> None:
 
 
 def refusal(error: DBAPIError, place: str, table: str, *, is_file: bool) -> Exception:
-    """A database that is away is waited for; what it refuses is told without the statement."""
+    """Translate an error: of a database that cannot be reached, or of a statement that it refuses.
+    The statement is left out.
+    """
     text = str(error.orig)
     if any(sign in text for sign in _NOT_LET_IN):
         return ConfigurationError(
@@ -117,7 +121,7 @@ def refusal(error: DBAPIError, place: str, table: str, *, is_file: bool) -> Exce
 
 
 def told(error: DBAPIError) -> str:
-    """What the database said, as far as it is about tables and statements, and not about values."""
+    """The database's message, if it is about tables and statements and not about values."""
     cause = error.orig
     name = getattr(cause, "sqlite_errorname", None)
     text = str(cause) if name == "SQLITE_ERROR" else ""

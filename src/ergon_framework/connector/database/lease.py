@@ -1,9 +1,10 @@
-"""Who reads rows as a consumer: one process at a time, as a row of the same database says.
+"""The lease by which one process at a time reads rows as a consumer, kept in a row of the same
+database.
 
-The process that reads changes a number in that row every few seconds. Another one stands by until
-the number has not changed for a while, by its own clock, so that clocks which differ do no harm. Of
-a process that ran on the same machine it sees sooner that it has ended. By that row, too, a process
-which was held up for longer hears, before it settles anything, that another one reads.
+The process that reads changes a number in that row every few seconds. Another process stands by
+until the number has not changed for a while, by its own clock, so that clocks which differ do no
+harm. If the reader ran on the same machine, its end is noticed sooner. By that row, a process that
+was suspended for longer also learns, before it settles anything, that another one reads.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 
 LEASE = 30.0
-"""Seconds without a sign of life after which another process takes over."""
+"""Seconds without a heartbeat after which another process takes over."""
 BEAT = 5.0
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats."""
 LOOK = 1.0
-"""Seconds between two looks of a process that stands by."""
+"""Seconds between two checks of a process that stands by."""
 FREE = ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The last sign of life of another reader, and when it was new."""
+    """The last heartbeat of another reader, and when it was first seen."""
 
     holder: str
     beat: int
@@ -72,7 +73,7 @@ class ReaderLease:
         self._beating: threading.Thread | None = None
 
     def take(self) -> str | None:
-        """Become the one that reads; None when we are, otherwise who is."""
+        """Try to become the reader. Returns None on success, otherwise who is the reader."""
         columns = (self._table.c.holder, self._table.c.beat, self._table.c.about)
         with self._engine.begin() as connection:
             found = connection.execute(sa.select(*columns).where(self._ours)).first()
@@ -92,7 +93,7 @@ class ReaderLease:
         return None
 
     def is_held(self, connection: sa.Connection) -> bool:
-        """Whether we are still the one that reads, as this transaction sees it."""
+        """Whether this process is still the reader, as this transaction sees it."""
         question = sa.select(self._table.c.beat).where(self._ours, self._mine)
         return connection.execute(question).first() is not None
 
@@ -142,14 +143,14 @@ class ReaderLease:
 
 
 def _about() -> str:
-    """Which process this is, for people, and for others on this machine."""
+    """The identity of this process, for people and for other processes of this machine."""
     pid = os.getpid()
     return json.dumps({"pid": pid, "host": socket.gethostname()[:100]} | _machine() | _start(pid))
 
 
 @cache
 def _machine() -> dict[str, str]:
-    """What tells this machine, and this container, from others; empty where nothing does."""
+    """What distinguishes this machine and container from others; empty where nothing does."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return {"boot": boot, "pids": os.readlink("/proc/self/ns/pid")}  # noqa: PTH115
@@ -157,7 +158,7 @@ def _machine() -> dict[str, str]:
 
 
 def _start(pid: int) -> dict[str, str]:
-    """When a process began, in the words of the system: numbers of processes are given anew."""
+    """When a process began, as the system says it, because process ids are reused."""
     with suppress(OSError, ValueError, IndexError):
         state, *more = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return {} if state in "ZX" else {"start": more[18]}
@@ -165,7 +166,7 @@ def _start(pid: int) -> dict[str, str]:
 
 
 def _has_ended(about: str) -> bool:
-    """Whether it ran on this machine and has ended; False where that cannot be known."""
+    """Whether a process ran on this machine and has ended. False where that cannot be known."""
     found = _read(about)
     machine, start = _machine(), found.get("start")
     if not machine or start is None or any(found.get(each) != machine[each] for each in machine):

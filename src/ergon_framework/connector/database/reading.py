@@ -54,7 +54,7 @@ READERS = sa.Table(
     sa.Column("beat", sa.BigInteger, nullable=False),
     sa.Column("about", sa.String(400), nullable=False),
 )
-"""Which process reads as a consumer."""
+"""The table that records which process reads as a consumer."""
 
 
 class DatabaseConnectorError(ConnectorError):
@@ -64,7 +64,7 @@ class DatabaseConnectorError(ConnectorError):
 
 
 class RowTakenError(ChannelLostError):
-    """Another process that reads as the same consumer has done this row already."""
+    """Another process that reads as the same consumer has settled this row already."""
 
     code = "row_taken"
 
@@ -91,7 +91,7 @@ class RowReader:
     ) -> None:
         self._consumer = f"{consumer}@{table.fullname}"
         self.lease: ReaderLease | None = None
-        """The right to read as this consumer, of whoever fetches."""
+        """The lease to read as this consumer, which the fetching process holds."""
         self._table = table
         self.key = table.c[key]
         self.position = table.c[position]
@@ -103,7 +103,7 @@ class RowReader:
     # ---- rows -----------------------------------------------------------------------------------
 
     def due(self, connection: sa.Connection, limit: int) -> list[DueRow]:
-        """The first rows without a mark, each of which can be given one."""
+        """The first rows without a mark, all of which can be marked."""
         while True:
             floor = self._floor(connection)
             rows = self._rows.due(connection, self.position, self._unmarked(floor), limit)
@@ -114,7 +114,7 @@ class RowReader:
                 return rows
 
     def _check(self, connection: sa.Connection, row: DueRow) -> None:
-        """Refuse a row before its work is done whose end could not be kept."""
+        """Refuse a row, before it is worked on, whose outcome could not be recorded."""
         encode_position(row.position, f"row {_short(row.key)!r} of {self._table.fullname}")
         if len(row.key) > MAX_KEY and connection.dialect.name == "postgresql":
             raise ConfigurationError(
@@ -132,10 +132,10 @@ class RowReader:
         return self._rows.without(connection, self.position, self._where)
 
     def claim(self, connection: sa.Connection, rows: Sequence[DueRow]) -> None:
-        """The table is not changed: a row in hand looks as before."""
+        """Does nothing, because the table is not changed for a row in hand."""
 
     def give_back(self, connection: sa.Connection, key: str) -> None:
-        """The same."""
+        """Does nothing, for the same reason."""
 
     def count(self, connection: sa.Connection) -> int:
         """How many rows are due."""
@@ -159,7 +159,7 @@ class RowReader:
     def mark(
         self, connection: sa.Connection, key: str, position: Any, now: float, reason: str | None
     ) -> None:
-        """The row is done, or failed for good for a reason, when this transaction is committed."""
+        """Mark the row as done, or as failed for good with a reason, in this transaction."""
         row: dict[str, Any] = {
             "consumer": self._consumer,
             "key": key,
@@ -191,7 +191,7 @@ class RowReader:
         return [(row[0], row[1], row[2]) for row in found]
 
     def raise_floor(self, connection: sa.Connection, before: float) -> None:
-        """Delete marks from before an instant, as far as nothing waits below them."""
+        """Delete marks from before an instant, up to the first row that waits."""
         floor = self._floor(connection)
         old = [self._ours, MARKS.c.reason.is_(None), MARKS.c.done_at <= before]
         if connection.dialect.name == "postgresql":
@@ -236,14 +236,18 @@ class RowReader:
 def reader_of(
     engine: sa.Engine, table: str, *, consumer: str, key: str, position: str, where: str | None
 ) -> RowReader:
-    """The table as it is in the database; our own two tables are made when they are missing."""
+    """The table as it is in the database. The connector's own two tables are made if they are
+    missing.
+    """
     found = found_table(engine, table, {"key": key, "position": position})
     _METADATA.create_all(engine)
     return RowReader(found, consumer=consumer, key=key, position=position, where=where)
 
 
 def found_table(engine: sa.Engine, table: str, named: Mapping[str, str]) -> sa.Table:
-    """The table as it is in the database; ``named`` are options, each with the column it names."""
+    """The table as it is in the database. ``named`` has options, each with the column that it
+    names.
+    """
     schema, _, name = table.rpartition(".")
     try:
         found = sa.Table(name, sa.MetaData(), schema=schema or None, autoload_with=engine)
@@ -265,7 +269,9 @@ def _short(key: str) -> str:
 
 
 def _transaction_number(bound: str) -> Any:
-    """Of the oldest transaction under way (``xmin``), or of the next one to begin (``xmax``)."""
+    """The number of the oldest transaction under way (``xmin``), or of the next one to begin
+    (``xmax``).
+    """
     function = getattr(sa.func, f"pg_snapshot_{bound}")
     text = sa.cast(function(sa.func.pg_current_snapshot()), sa.Text)
     return sa.cast(text, sa.BigInteger)
@@ -283,7 +289,7 @@ _KINDS: dict[str, tuple[type, Any, Any]] = {
 
 
 def encode_position(value: Any, place: str = "a row") -> str:
-    """A number, an instant or a uuid as text, so that it comes back as what it was."""
+    """A number, an instant or a uuid as text, from which the same value can be read."""
     for name, (kind, write, _) in _KINDS.items():
         if isinstance(value, kind) and not isinstance(value, bool):
             return json.dumps([name, write(value)])

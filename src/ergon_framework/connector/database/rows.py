@@ -1,7 +1,7 @@
-"""The rows of one table: which are asked for, and what is in their columns.
+"""Reads the rows of one table: first their keys, then their columns.
 
-Keys come first and columns after them. So a row whose columns cannot be read does not hold up the
-others, and rows that are in hand are not read again.
+So a row whose columns cannot be read does not hold up the others, and rows that are in hand are not
+read again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CHUNK = 500
 
 
 class UnusableRowError(ConnectorError):
-    """A row is no transaction, and is set aside."""
+    """A row cannot be read as a transaction, and is set aside."""
 
     code = "unusable_row"
 
@@ -30,7 +30,7 @@ class DueRow:
 
     key: str
     raw_key: Any
-    """As the database has it, so that its index finds it."""
+    """The key as the database has it, so that its index finds it."""
     position: Any
 
 
@@ -95,7 +95,7 @@ class TableRows:
         return found
 
     def among(self, rows: Sequence[DueRow]) -> Any:
-        """The condition that a row is one of these."""
+        """The SQL condition that a row is one of these."""
         return self._raw_key.in_([row.raw_key for row in rows])
 
     def load(self, connection: sa.Connection, rows: Sequence[DueRow]) -> list[LoadedRow]:
@@ -144,7 +144,7 @@ class TableRows:
     def without(
         self, connection: sa.Connection, position: sa.Column[Any], named: Sequence[Any]
     ) -> int:
-        """How many rows that meet these conditions have no key or no position."""
+        """How many rows that match the conditions have no key or no position."""
         has_none = sa.or_(self._key.is_(None), position.is_(None))
         question = sa.select(sa.func.count()).select_from(self._table)
         return connection.execute(question.where(has_none, *named)).scalar_one()

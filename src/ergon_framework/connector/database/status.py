@@ -1,8 +1,8 @@
-"""Rows that are due by a word in a column of their own, and what settles them: another word.
+"""Rows whose status column says whether they are due, and that are settled by another status.
 
-Nothing else is kept. The word is changed in the same transaction as the effect, and only where it
-is still the one of a row that is due. So of two who have one row, the second hears of it before its
-effect is there.
+Nothing else is kept. The status is changed in the same transaction as the effect, and only if it is
+still that of a due row. So of two processes that have one row, the second gets an error before its
+effect is committed.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ STATUSES = "new, done, failed"
 
 @dataclass(frozen=True, slots=True)
 class StatusColumn:
-    """The words in a status column, and the columns that say more."""
+    """The statuses, and the columns of status and error."""
 
     column: str
     new: str
     done: str
     failed: str
     working: str | None = None
-    """What a row says while it is in hand."""
+    """The status of a row in hand."""
     error: str | None = None
     """The column for the reason why a row failed."""
 
     @classmethod
     def of(cls, column: str, statuses: str, error: str | None) -> Self:
-        """From the options of a connector, checked."""
+        """Make it from the options of a connector, checked."""
         words = [each.strip() for each in statuses.split(",")]
         if len(words) not in (3, 4) or len({*words}) != len(words) or "" in words:
             raise ConfigurationError(
@@ -52,7 +52,7 @@ class StatusColumn:
 
 
 class StatusReader:
-    """One table whose rows say themselves whether they are due. It holds no connection."""
+    """One table whose rows have a status column. It holds no connection."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class StatusReader:
         return self._rows.due(connection, self.position, named, limit, skips_locked=skips_locked)
 
     def claim(self, connection: sa.Connection, rows: Sequence[DueRow]) -> None:
-        """Let rows say that they are in hand, if there is a word for it."""
+        """Set the status of rows in hand, if there is one for that."""
         if self._words.working is not None and rows:
             chosen = self._table.update().where(self._rows.among(rows), self._is_due)
             connection.execute(chosen.values({self._status: self._words.working}))
@@ -95,7 +95,7 @@ class StatusReader:
         return self._rows.load(connection, rows)
 
     def left_out(self, connection: sa.Connection) -> int:
-        """How many rows are due and never delivered, because they have no key."""
+        """How many due rows are never delivered, because they have no key."""
         return self._rows.without(connection, self.key, [self._is_due, *self._where])
 
     def count(self, connection: sa.Connection) -> int:
@@ -122,7 +122,7 @@ class StatusReader:
     def mark(
         self, connection: sa.Connection, key: str, position: Any, now: float, reason: str | None
     ) -> None:
-        """The row is done, or failed for good, when this transaction is committed."""
+        """Mark the row as done, or as failed for good, in this transaction."""
         words = self._words
         values: dict[Any, Any] = {self._status: words.done if reason is None else words.failed}
         if reason is not None and words.error is not None:
@@ -136,14 +136,14 @@ class StatusReader:
             )
 
     def give_back(self, connection: sa.Connection, key: str) -> None:
-        """The row waits again, and says so."""
+        """Set the status of a waiting row again."""
         words = self._words
         if words.working is not None:
             ours = [self._text_key == key, self._status == words.working]
             connection.execute(self._table.update().where(*ours).values({self._status: words.new}))
 
     def raise_floor(self, connection: sa.Connection, before: float) -> None:
-        """There is none: what is done says so itself."""
+        """Does nothing: the status says which rows are done."""
 
 
 def status_reader_of(
@@ -155,7 +155,7 @@ def status_reader_of(
     position: str,
     where: str | None,
 ) -> StatusReader:
-    """The table as it is in the database; nothing is made in it."""
+    """The table as it is in the database. Nothing is changed in it."""
     named = {"key": key, "position": position, "status": words.column}
     if words.error is not None:
         named["error"] = words.error

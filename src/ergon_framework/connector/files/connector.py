@@ -59,7 +59,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class _Delivery(Delivered):
-    """A delivered transaction that knows its row."""
+    """A delivered transaction with its row."""
 
     __slots__ = ("held",)
 
@@ -163,7 +163,7 @@ class FilesConnector(ThreadedConsuming):
 
     @property
     def dead_letter_file(self) -> Path:
-        """The file that keeps what was set aside."""
+        """The file with what was set aside."""
         return self._state_path / LETTERS
 
     def open(self) -> None:
@@ -227,7 +227,7 @@ class FilesConnector(ThreadedConsuming):
                 delivery.held.reader.give_back(delivery.held)
 
     def get_transactions_count(self) -> int:
-        """How many rows wait; what is in flight does not count. Reads the rest of every file."""
+        """How many rows wait. Rows in flight do not count. Reads the rest of every file."""
         return self._connection.get().count()
 
     def read_dead_letters(self) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What the connector to files raises."""
+"""The errors of the connector for files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class FilesConnectorError(ConnectorError):
 
 
 class FilesLockedError(FilesConnectorError):
-    """Another connector, here or in another process, reads as the same consumer."""
+    """Another connector, in this or another process, reads as the same consumer."""
 
     code = "files_locked"
     is_refusal: ClassVar[bool] = True
@@ -27,12 +27,12 @@ class MalformedRowError(FilesConnectorError):
 
 
 class MalformedFileError(FilesConnectorError):
-    """A file cannot be read from some place on; the rest of it is set aside."""
+    """A file cannot be read from some place on. The rest of it is set aside."""
 
     code = "malformed_file"
 
 
 class FileChangedError(FilesConnectorError):
-    """A file is not the one any more that was being read."""
+    """A file was replaced while it was being read."""
 
     code = "file_changed"

@@ -1,4 +1,6 @@
-"""A folder that others put files into: only regular files are work, and no link is followed."""
+"""A folder that other programs put files into. Only regular files are read, and no link is
+followed.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,20 @@ logger = logging.getLogger("ergon.connector.files")
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file at the moment of a look: ``stamp`` is another one when it has changed."""
+    """The state of a file at one moment. ``stamp`` differs when the file has changed."""
 
     name: str
     stamp: str
     size: int
     modified: float
     node: str = ""
-    """What stays the same while a file grows; empty where nothing does."""
+    """What stays the same while a file grows; empty if there is nothing."""
     identity: str = ""
-    """What tells two files of one name apart; empty: their size, time and beginning do."""
+    """What distinguishes two files of one name; empty: size, time and beginning do."""
 
 
 class LocalFolder:
-    """One folder of this machine, kept open."""
+    """One folder of this machine. It is kept open."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,7 +44,9 @@ class LocalFolder:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether its name still leads to it, and not to what was mounted there meanwhile."""
+        """Whether its name still leads to this folder, and not to one that was mounted
+        there since.
+        """
         return self._folder.is_in_place
 
     def names(self, takes: Callable[[str], bool]) -> tuple[list[str], set[str]]:
@@ -51,7 +55,7 @@ class LocalFolder:
         return sorted(name for name in every if takes(name)), set(every)
 
     def look(self, name: str) -> FoundFile | None:
-        """A file as it is now; None when it is gone, or no file that may be read."""
+        """The present state of a file. None when it is gone, or may not be read."""
         try:
             seen = self._folder.look(name)
             if not stat.S_ISREG(seen.st_mode) or seen.st_nlink > 1:
@@ -74,11 +78,11 @@ class LocalFolder:
         return io.BufferedReader(file, _BUFFER), _found(found.name, os.fstat(file.fileno()))
 
     def shown(self, name: str) -> str:
-        """A file as errors and logs name it."""
+        """The name of a file in errors and logs."""
         return os.fspath(self.path / shown(name))
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         self._folder.close()
 
 

@@ -1,4 +1,4 @@
-"""Which files are read, and what their names say about them."""
+"""Which files are read, and what their names say about their content."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Formats:
     """Which files are read, and how."""
 
     format: FileFormat | None = None
-    """None: what the name of a file says."""
+    """The format of all files. None: the name of each file says it."""
     pattern: str | None = None
     delimiter: str = ""
     columns: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Formats:
         encoding: str,
         limit: int,
     ) -> Formats:
-        """From the options of a connector, checked."""
+        """Make it from the options of a connector, checked."""
         known = ("auto", *FileFormat)
         if format_name not in known:
             raise ConfigurationError(
@@ -102,11 +102,11 @@ class Formats:
         return self.format or _SUFFIXES.get(_suffix(name))
 
     def has_end(self, name: str) -> bool:
-        """Whether a file can only be read when all of it is there."""
+        """Whether a file can only be read when it is complete."""
         return is_gzip(name) or self.of_name(name) is FileFormat.PARQUET
 
     def delimiter_of(self, name: str) -> str:
-        """What stands between the fields of a CSV file."""
+        """The delimiter of a CSV file."""
         return self.delimiter or ("\t" if _suffix(name) == ".tsv" else ",")
 
 
@@ -116,7 +116,7 @@ def is_gzip(name: str) -> bool:
 
 
 def problem_of_columns(names: Sequence[str]) -> str:
-    """Why these cannot be the columns of rows; empty when they can."""
+    """Why these names cannot be columns; empty when they can."""
     if "" in names:
         return f"column {names.index('') + 1} has no name"
     twice = twice_in(names)
@@ -124,7 +124,7 @@ def problem_of_columns(names: Sequence[str]) -> str:
 
 
 def twice_in(names: Sequence[str]) -> str | None:
-    """The first of the names that is there more than once."""
+    """The first name that is there more than once."""
     return next((each for each, count in Counter(names).items() if count > 1), None)
 
 

@@ -1,4 +1,4 @@
-"""What was set aside, with its reason: one JSON object per line."""
+"""The dead letters: rows that were set aside, with their reason, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DeadLetters:
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """The path of the file."""
         return self._file.path
 
     @property
@@ -37,7 +37,7 @@ class DeadLetters:
         return self._file.is_sound
 
     def append(self, letters: Iterable[dict[str, Any]]) -> None:
-        """Write them; they are on disk when this returns."""
+        """Write letters. They are on disk when this returns."""
         self.mend()
         lines = [msgspec.json.encode(each, enc_hook=str) + NEWLINE for each in letters]
         self._file.append(lambda: lines)
@@ -50,7 +50,7 @@ class DeadLetters:
                     yield msgspec.json.decode(text)
 
     def mend(self) -> None:
-        """Open the file again after a write that failed; half a letter is cut off."""
+        """Open the file again after a failed write. Half a letter is cut off."""
         if not self._file.is_sound:
             self._file.close()
             self._file = self._opened()

@@ -1,4 +1,4 @@
-"""Rows of Parquet files, read a few at a time from the place on."""
+"""Reads rows of Parquet files, a few at a time, from a place on."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ParquetRows:
         return FoundRow(self._at.rows, start, self._at, data, problem, weight=size)
 
     def payload(self, row: FoundRow) -> Any:
-        """A dict of the columns, of its own."""
+        """A new dict of the columns."""
         if row.problem:
             raise MalformedRowError(row.problem)
         is_deep = any(isinstance(each, list | dict) for each in row.data.values())
@@ -91,7 +91,9 @@ class ParquetRows:
                     yield row, weight
 
     def _problem(self, data: dict[str, Any], size: int) -> str:
-        """Rows of one batch share its size, so long values are looked for."""
+        """Why a row is too large, if it is: the rows of one batch share its size, so long values
+        are searched for.
+        """
         values = [each for each in data.values() if isinstance(each, str | bytes)]
         found = max(size, sum(map(len, values)))
         if found <= self._limit:
@@ -109,7 +111,7 @@ def _rows_of(batch: Any) -> list[dict[str, Any] | str]:
 
 
 def _row_of(batch: Any) -> dict[str, Any] | str:
-    """The one row of a batch; where a value cannot be read, which column has it."""
+    """The one row of a batch. If a value cannot be read, the error names its column."""
     row: dict[str, Any] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
@@ -121,7 +123,7 @@ def _row_of(batch: Any) -> dict[str, Any] | str:
 
 
 def open_parquet(raw: io.BufferedReader, place: TextPlace, limit: int) -> ParquetRows:
-    """The rows of a file from a place on, which must be one of this very file."""
+    """The rows of a file from a place on. The place must be of this file."""
     pyarrow = import_client("pyarrow.parquet", extra="parquet", connector="files")
     try:
         check = _footer(raw)
@@ -156,7 +158,7 @@ def _place(rows: int, check: int) -> TextPlace:
 
 
 def _told(error: OSError) -> Exception:
-    """What cannot be decoded is an OSError, too; it has no number."""
+    """The text of an error. Data that cannot be decoded raises OSError, too, without a number."""
     return error if error.errno is not None else _broken(error)
 
 

@@ -43,11 +43,11 @@ class FolderAddress:
 
     path: Path
     settle = 5.0
-    """Seconds after its last change until a file counts as complete."""
+    """How many seconds after its last change a file counts as complete."""
 
     @property
     def title(self) -> str:
-        """As errors, logs and health name it."""
+        """The name in errors, logs and health."""
         return f"files://{self.path}"
 
     def open(self) -> FilePlace:
@@ -64,12 +64,12 @@ class FolderAddress:
         return self.path / STATE / f"files-{consumer}"
 
     def state_folder(self, consumer: str) -> Folder:
-        """The same, made and private."""
+        """The same folder, made if it is missing, for its owner only."""
         with Folder.ensure_private(self.path / STATE):
             return Folder.ensure_private(self.state(consumer))
 
     def unreadable(self, names: list[str]) -> str | None:
-        """A file that this user may not read."""
+        """Why the place or a file cannot be read by this user."""
         return next((each for each in names if not os.access(self.path / each, os.R_OK)), None)
 
 
@@ -82,7 +82,7 @@ class BucketAddress:
 
     @property
     def title(self) -> str:
-        """As errors, logs and health name it."""
+        """The name in errors, logs and health."""
         return self.bucket.place
 
     def open(self) -> FilePlace:
@@ -97,7 +97,7 @@ Address = FolderAddress | BucketAddress
 
 
 def address_of(url: object, endpoint: str | None, region: str | None) -> Address:
-    """The place that a URL or a path means."""
+    """The place that a URL or a path names."""
     wrong = ConfigurationError("the URL of the files cannot be read", remedy=FORMS)
     if not isinstance(url, str) or not url:
         raise wrong
@@ -156,9 +156,10 @@ _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 
 
 class BucketFiles:
-    """The objects of one place in a bucket. What a look says is from the last listing.
+    """The objects of one place in a bucket.
 
-    An object is known by its ETag: each read asks for the one that was opened.
+    Their state is that of the last listing. An object is identified by its ETag: each read asks for
+    the object that was opened.
     """
 
     def __init__(self, bucket: Bucket) -> None:
@@ -187,7 +188,7 @@ class BucketFiles:
         return self._found.get(name)
 
     def open(self, found: FoundFile) -> tuple[io.BufferedReader, FoundFile] | None:
-        """The object, and what it is now; None when it is gone."""
+        """The object, and its present state. None when it is gone."""
         with self._our_errors():
             try:
                 with _denied(found.name):
@@ -200,11 +201,11 @@ class BucketFiles:
         return io.BufferedReader(raw, _BUFFER), _found(seen)
 
     def shown(self, name: str) -> str:
-        """An object as errors and logs name it."""
+        """The name of an object in errors and logs."""
         return f"{self._place}/{name}"
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Does nothing."""
 
     def _check(self, *, is_opening: bool = False) -> None:
         with self._our_errors(is_opening=is_opening):
@@ -227,7 +228,7 @@ class BucketFiles:
 
 @contextlib.contextmanager
 def _denied(name: str) -> Iterator[None]:
-    """One object that may not be read holds up no others, as a file of a folder does not."""
+    """The error for an object that may not be read. It does not hold up the others."""
     from obstore.exceptions import PermissionDeniedError
 
     try:
@@ -255,11 +256,11 @@ class _ObjectReader(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """The place that is read next."""
+        """The position of the next read."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go on from another place."""
+        """Continue reading at another position."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._download.size}
         self._at = base[whence] + offset
         self._download.seek(self._at)

@@ -37,7 +37,7 @@ _ENDED = struct.Struct(">6s8sQQI")
 
 
 class FilePosition:
-    """One file that was begun: ``settled`` is the place before which every row is settled."""
+    """One file that was begun. Every row before the place ``settled`` is settled."""
 
     __slots__ = (
         "ahead",
@@ -62,11 +62,11 @@ class FilePosition:
         self.end: TextPlace | None = None
         """Where the file ends, once it is read."""
         self.node = ""
-        """What the system knows the file by, if it was read by this process."""
+        """The system's identity of the file, if this process has read it."""
         self.head = (0, 0)
-        """So many bytes of the beginning, and a checksum of them."""
+        """The number of bytes at the beginning that were read, and a checksum of them."""
         self.ahead: dict[int, TextPlace] = {}
-        """Settled rows behind that place: where each ends."""
+        """Settled rows after that place, with the place at which each ends."""
         self.remembered: set[int] = set()
         """The same from the journal, not read again yet."""
 
@@ -110,7 +110,7 @@ class Positions:
 
     @property
     def is_sound(self) -> bool:
-        """Whether a settlement can be recorded without writing everything anew."""
+        """Whether a settlement can be recorded without rewriting the journal."""
         return self._journal.is_sound and self._journal.is_in_place
 
     def has_ended(self, found: FoundFile) -> bool:
@@ -119,7 +119,7 @@ class Positions:
         return ended is not None and ended[6:14].hex() == found.stamp
 
     def of(self, name: str) -> FilePosition | None:
-        """What is known about a file."""
+        """What is recorded about a file."""
         known = self._begun.get(name)
         return self._unpacked(name) if known is None and name in self._ended else known
 
@@ -128,18 +128,18 @@ class Positions:
         return FilePosition(name, file_id.hex(), stamp.hex(), TextPlace(*place))
 
     def is_current(self, file: FilePosition) -> bool:
-        """Whether this is what the name stands for, and not a file before it."""
+        """Whether this is the file of that name, and not an earlier file."""
         return self._begun.get(file.name) is file
 
     def begin(self, file: FilePosition) -> int:
-        """A file is read under the stamp that it has; the ticket for :meth:`sync`."""
+        """Record that a file is read, with its stamp. Returns the ticket for :meth:`sync`."""
         ticket = self._write(_all_of(file))
         self._ended.pop(file.name, None)
         self._begun[file.name] = file
         return ticket
 
     def record(self, rows: Iterable[tuple[FilePosition, FoundRow]]) -> int:
-        """Write down that rows are settled; the ticket for :meth:`sync`."""
+        """Record that rows are settled. Returns the ticket for :meth:`sync`."""
         current = [(file, row) for file, row in rows if self.is_current(file)]
         new = [(file, row) for file, row in current if not file.has(row.number)]
         # The journal first: what it does not take is not settled.
@@ -149,7 +149,7 @@ class Positions:
         return ticket
 
     def end(self, file: FilePosition, place: TextPlace) -> int:
-        """Every row of the file is settled, and it ends at this place."""
+        """Record that every row of the file is settled, and that it ends at this place."""
         ticket = self._write([_at(file, place), _entry(file, ended=True)])
         file.settled = place
         self._begun.pop(file.name, None)
@@ -157,14 +157,14 @@ class Positions:
         return ticket
 
     def forget_missing(self, names: set[str]) -> None:
-        """Drop what is known about files that are gone."""
+        """Forget files that are gone."""
         for name in self._begun.keys() - names:
             del self._begun[name]
         for name in self._ended.keys() - names:
             del self._ended[name]
 
     def sync(self, ticket: int) -> None:
-        """Wait until what was written is on disk."""
+        """Wait until everything written so far is on disk."""
         self._journal.sync(ticket)
 
     @property
@@ -173,7 +173,7 @@ class Positions:
         return self._folder.is_in_place
 
     def mend(self) -> None:
-        """Open the journal again and write everything that is known, if a write has failed."""
+        """After a failed write, open the journal again and write everything that is known."""
         if not self.is_sound:
             self._journal.close()
             self._journal = self._opened()

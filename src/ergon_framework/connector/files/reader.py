@@ -1,4 +1,4 @@
-"""Which rows are delivered next, and what became of them."""
+"""Decides which rows are delivered next, and settles them."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ class FilePlace(Protocol):
 
     @property
     def is_in_place(self) -> bool:
-        """Whether its name still leads to it."""
+        """Whether its name still leads to the same place."""
 
     def names(self, takes: Callable[[str], bool]) -> tuple[list[str], set[str]]:
         """The names of the files to read, in order, and the names of all files."""
 
     def look(self, name: str) -> FoundFile | None:
-        """A file as it is now; None when it is gone, or no file that may be read."""
+        """The present state of a file. None when it is gone, or may not be read."""
 
     def open(self, found: FoundFile) -> tuple[io.BufferedReader, FoundFile] | None:
         """The file and its state when it is opened. None when it is gone."""
 
     def shown(self, name: str) -> str:
-        """A file as errors and logs name it."""
+        """The name of a file in errors and logs."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
 
 
 class RowSource(Protocol):
@@ -91,7 +91,7 @@ class HeldRow:
 
     @property
     def place(self) -> dict[str, Any]:
-        """Where it stands."""
+        """The place of the row."""
         return {"file": shown(self.file.name), "row": self.row.number}
 
 
@@ -137,16 +137,16 @@ class FilesReader:
 
     @property
     def is_sound(self) -> bool:
-        """Whether settlements can be written down."""
+        """Whether settlements can be recorded."""
         return self._positions.is_sound and self.letters.is_sound
 
     @property
     def unreadable(self) -> list[str]:
-        """Files that could not be opened at the last look."""
+        """Files that could not be opened in the last round."""
         return sorted(self._unreadable)
 
     def mend(self) -> bool:
-        """Write again what a full disk did not take; False when a folder is another one by now."""
+        """Write again what a full disk did not take. False when the folder was replaced."""
         if not (self._place.is_in_place and self._positions.is_in_place):
             return False
         with self._lock:
@@ -159,9 +159,10 @@ class FilesReader:
     def take(
         self, count: int, has_room: Callable[[], bool], make: Callable[[HeldRow, Any], T]
     ) -> list[T]:
-        """Up to ``count`` rows in order: what was given back first, then by file and row.
+        """Up to ``count`` rows: first those that were given back, then in the order of files and
+        rows.
 
-        ``make`` makes of a row and its payload what is delivered; it may raise
+        ``make`` turns a row and its payload into what is delivered, or raises
         :class:`MalformedRowError`.
         """
         found: list[T] = []
@@ -213,7 +214,7 @@ class FilesReader:
                 self._set_aside_bad()
 
     def _next_row(self, open_file: _OpenFile) -> HeldRow | None:
-        """The next row; None when there is none now, and the file is to be left."""
+        """The next row. None when there is none now and the file is to be closed."""
         file, source = open_file.file, open_file.source
         try:
             row = source.next()
@@ -236,14 +237,14 @@ class FilesReader:
         return HeldRow(self, file, row, source)
 
     def _reopen_later(self) -> None:
-        """Give the open file up, where reading it failed; it is opened again behind its cursor."""
+        """Close a file whose reading failed. It is opened again after its cursor."""
         if self._open is not None:
             self._open.source.close()
             self._names.appendleft(self._open.file.name)
             self._open = None
 
     def _is_whole(self, file: FilePosition) -> bool:
-        """Whether a last row without the end of its line is all that there will be."""
+        """Whether a last row without a line end is complete."""
         found = self._place.look(file.name)
         return (
             found is not None
@@ -254,7 +255,7 @@ class FilesReader:
     # ---- files ----------------------------------------------------------------------------------
 
     def _listed(self) -> list[str]:
-        """The files, in order; what is known about others is dropped."""
+        """The files, in order. Others are forgotten."""
         names, every = self._place.names(self._formats.takes)
         self._positions.forget_missing(every)
         for name in self._unreadable.keys() - every:
@@ -263,7 +264,7 @@ class FilesReader:
         return names
 
     def _look_again(self) -> None:
-        """See whether the open file is still the one that was opened."""
+        """Check whether the open file is still the one of that name."""
         if self._open is None:
             return
         file = self._open.file
@@ -275,7 +276,7 @@ class FilesReader:
             self._names.appendleft(file.name)
 
     def _leave(self) -> None:
-        """Close the open file; it has ended if all of it is settled."""
+        """Close the open file. Record that it has ended if all of it is settled."""
         if self._open is None:
             return
         self._set_aside_bad()
@@ -292,7 +293,7 @@ class FilesReader:
         return self._positions.end(file, file.end)
 
     def _begin(self, name: str) -> None:
-        """Open a file where it was left, if there is anything in it and it is ready."""
+        """Open a file where it was left, if it is ready and has something new."""
         found = self._place.look(name)
         if found is None or self._positions.has_ended(found):
             return
@@ -321,7 +322,7 @@ class FilesReader:
                 closing.pop_all()
 
     def _may_begin(self, found: FoundFile) -> bool:
-        """Whether the rows of a file may be read, though more may come."""
+        """Whether the rows of a file may be read although more may be added."""
         has_end = self._formats.has_end(found.name)
         return self._readiness.may_begin(found, self._place, has_end=has_end)
 
@@ -399,7 +400,7 @@ class FilesReader:
     # ---- settling -------------------------------------------------------------------------------
 
     def settle(self, held: HeldRow) -> None:
-        """The row is done with. On disk when this returns."""
+        """Settle a row. The record is on disk when this returns."""
         with self._lock:
             # Recorded under the lock, synced outside of it: several settlements share one sync.
             ticket = self._positions.record([(held.file, held.row)])
@@ -416,7 +417,7 @@ class FilesReader:
         self.settle(held)
 
     def give_back(self, held: HeldRow) -> None:
-        """Deliver the row again, before everything that comes after it."""
+        """Deliver the row again, before all later rows."""
         with self._lock:
             # The counter decides between equal places: rows themselves cannot be compared.
             entry = (held.file.name, held.row.number, next(self._tie), held)

@@ -1,4 +1,4 @@
-"""When a file may be read: when it has been left alone for a while, or a marker says so."""
+"""Decides when a file may be read: when it was unchanged for a while, or a marker says so."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ergon_framework.engine.clocks import current_clock
 
 
 class Look(Protocol):
-    """Where files are looked at."""
+    """Reads the state of files."""
 
     def look(self, name: str) -> FoundFile | None:
         """A file as it is now."""
@@ -19,23 +19,27 @@ class Look(Protocol):
 
 @dataclass(slots=True)
 class Readiness:
-    """Whether the writer of a file is done with it."""
+    """Whether the writer of a file has finished it."""
 
     settle: float
-    """Seconds for which it was not changed."""
+    """Seconds for which the file must be unchanged."""
     marker: str | None
-    """What the name of a file ends in that says so; then the time does not matter."""
+    """The ending of the name of a file that marks another one as complete. With it, the time does
+    not matter.
+    """
     follow: bool
     """Rows are read as they are written."""
     now: Callable[[], float]
     _seen: dict[str, tuple[str, float]] = field(default_factory=dict)
 
     def may_begin(self, found: FoundFile, place: Look, *, has_end: bool) -> bool:
-        """Whether its rows may be read; one that ``has_end`` is read when all of it is there."""
+        """Whether the rows of a file may be read. A file that ``has_end`` is read when it is
+        complete.
+        """
         return (self.follow and not has_end) or self.is_steady(found, place)
 
     def is_steady(self, found: FoundFile, place: Look) -> bool:
-        """Whether its last row may be read, although its line does not end."""
+        """Whether its last row may be read although it has no line end."""
         if self.marker is not None:
             return place.look(found.name + self.marker) is not None
         if self.now() - found.modified >= self.settle:
@@ -49,6 +53,6 @@ class Readiness:
         return current_clock().now() - since >= self.settle
 
     def forget_missing(self, names: set[str]) -> None:
-        """Drop what is known about files that are gone."""
+        """Forget files that are gone."""
         for name in self._seen.keys() - names:
             del self._seen[name]

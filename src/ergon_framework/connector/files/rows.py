@@ -29,7 +29,7 @@ class TextPlace:
 
 @dataclass(frozen=True, slots=True)
 class FoundRow:
-    """A row as it stands in its file; ``problem`` says why it is none."""
+    """A row of a file, undecoded. ``problem`` says why it is not a row."""
 
     number: int
     start: int
@@ -38,7 +38,7 @@ class FoundRow:
     problem: str = ""
     is_terminated: bool = True
     weight: int = 0
-    """Its bytes in memory, where places do not say them."""
+    """How many bytes it has in memory, if the places do not show that."""
 
     @property
     def size(self) -> int:
@@ -71,7 +71,7 @@ class LineReader:
 
 
 class LineRows:
-    """Rows that are lines. Blank ones are passed over."""
+    """Rows that are lines. Blank lines are skipped."""
 
     def __init__(self, stream: BinaryIO, place: TextPlace, limit: int) -> None:
         self.place = place
@@ -100,7 +100,7 @@ class LineRows:
         self.place = TextPlace(at.rows + rows, at.offset + len(data), zlib.crc32(data, at.check))
 
     def _too_long(self, begun: bytes) -> FoundRow:
-        """Read over a line that is not held."""
+        """Skip a line that is too long to keep."""
         start = self.place.offset
         self._pass(begun, rows=1)
         piece = begun
@@ -156,7 +156,7 @@ class QuotedRows(LineRows):
 
 
 def is_open_after(line: bytes, delimiter: bytes, *, is_open: bool) -> bool:
-    """Whether a quoted field goes on behind a line, given whether one went on before it."""
+    """Whether a quoted field continues after a line, given whether one was open before it."""
     at = 0
     while True:
         if not is_open:
@@ -181,7 +181,7 @@ def is_open_after(line: bytes, delimiter: bytes, *, is_open: bool) -> bool:
 
 
 def fields_of(text: str, delimiter: str) -> list[str]:
-    """The fields of one row. Two quotes within a quoted field are one."""
+    """The fields of one row. Two quotes within a quoted field mean one."""
     if '"' not in text:
         return text.split(delimiter)
     fields: list[str] = []
@@ -200,7 +200,7 @@ def fields_of(text: str, delimiter: str) -> list[str]:
 
 
 def _quoted(text: str, at: int) -> tuple[str, int]:
-    """A quoted field, and the place behind its closing quote."""
+    """A quoted field, and the position after its closing quote."""
     parts: list[str] = []
     while True:
         end = text.find('"', at)

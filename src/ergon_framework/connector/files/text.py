@@ -120,7 +120,7 @@ def open_text(
 
 
 def _plain(formats: Formats, name: str, raw: io.BufferedReader) -> tuple[io.BufferedReader, str]:
-    """The file without compression, in an encoding whose line breaks are single bytes."""
+    """The file decompressed, in an encoding whose line breaks are single bytes."""
     stream = raw
     if is_gzip(name):
         stream = io.BufferedReader(_Unzipped(raw), _PIECE)
@@ -133,7 +133,7 @@ def _plain(formats: Formats, name: str, raw: io.BufferedReader) -> tuple[io.Buff
 
 
 class _Unzipped(io.RawIOBase):
-    """A compressed stream as it was; all of it comes that is before a place where it is torn."""
+    """A decompressed stream. It returns everything before the place where the data is damaged."""
 
     def __init__(self, stream: io.BufferedReader) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class _Unzipped(io.RawIOBase):
 
 
 class _Transcoded(io.RawIOBase):
-    """A stream of wide characters as UTF-8."""
+    """A stream of UTF-16 or UTF-32 text as UTF-8."""
 
     def __init__(self, stream: io.BufferedReader, encoding: str) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ def _columns(
     *,
     may_grow: bool,
 ) -> Sequence[str] | None:
-    """What the first row says; None when it is not there, or not whole."""
+    """The columns in the first row. None when the row is missing or incomplete."""
     _pass_mark(rows, stream)
     if formats.columns:
         return formats.columns
@@ -217,7 +217,7 @@ def _columns(
 
 
 def _go_to(rows: LineRows, stream: io.BufferedReader, place: TextPlace, *, is_sure: bool) -> None:
-    """Go on at a place, if it is not within the header."""
+    """Continue at a place, unless it is within the header."""
     here = rows.place
     if place.offset <= here.offset:
         if place.rows or place.offset not in (0, here.offset):

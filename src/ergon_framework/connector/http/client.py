@@ -33,7 +33,7 @@ _inherited: list[Any] = []
 
 
 class RequestError(ConnectorError):
-    """A request brought no answer."""
+    """A request got no answer."""
 
     code = "no_answer"
     failure_kind = "transient"
@@ -41,7 +41,7 @@ class RequestError(ConnectorError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer, whole."""
+    """A complete answer."""
 
     status: int
     headers: Mapping[str, str] = field(repr=False)
@@ -60,7 +60,7 @@ class ClientRules:
 
 
 class PageClient:
-    """Asks one origin. Threads may call; requests are made one after another."""
+    """Makes requests to one origin, one after another. Any thread may call it."""
 
     def __init__(self, url: str, rules: ClientRules) -> None:
         self._httpx = import_client("httpx", extra="httpx", connector="http-poll")
@@ -83,7 +83,7 @@ class PageClient:
         self._threads = OwnThreads("ergon-poll")
 
     def ask(self, url: str, headers: Mapping[str, str]) -> Future[Answer]:
-        """Begin a request; it ends when its answer is whole, or its time is over."""
+        """Start a request. It ends when its answer is complete, or its time is over."""
         return self._threads.submit(self._get, url, headers)
 
     def _get(self, url: str, headers: Mapping[str, str]) -> Answer:
@@ -102,7 +102,7 @@ class PageClient:
                 self._task = None
 
     def close(self) -> None:
-        """Cut a request under way off, and let go. Closing twice is fine."""
+        """Cancel a request under way, and close. Closing twice is fine."""
         self._is_closed = True
         while not self._lock.acquire(timeout=0.05):
             loop, task = self._loop, self._task
@@ -211,7 +211,7 @@ class PageClient:
 
 
 class _Body:
-    """A body within its bound; a compressed one is never unpacked further than that."""
+    """A body within its bound. A compressed body is never decompressed beyond it."""
 
     def __init__(self, encoding: str, max_bytes: int) -> None:
         name = encoding.strip().lower()
@@ -226,7 +226,7 @@ class _Body:
         self._parts: list[bytes] = []
 
     def add(self, part: bytes) -> None:
-        """What came next."""
+        """Add the next piece."""
         if self._unpacking is not None:
             try:
                 part = self._unpacking.decompress(part, self._most - self._size + 1)
@@ -241,7 +241,7 @@ class _Body:
         self._parts.append(part)
 
     def whole(self) -> bytes:
-        """All of it."""
+        """The whole body."""
         if self._unpacking is not None and self._parts and not self._unpacking.eof:
             raise PageError("the compressed answer ends too early")
         return b"".join(self._parts)

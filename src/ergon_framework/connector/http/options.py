@@ -1,4 +1,4 @@
-"""What the options of an HTTP connector say, checked before anything is asked."""
+"""The options of an HTTP connector, checked before any request."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ RESERVED = _OWN_HEADERS | {
     *("authorization", "cookie", "expect", "keep-alive", "proxy-authorization", "te", "trailer"),
     *("upgrade", "webhook-id", "webhook-timestamp", "webhook-signature", "x-hub-signature-256"),
 }
-"""Headers that a transaction does not bring along."""
+"""Headers that a transaction cannot set."""
 _FORMATS = ("json", "lines")
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an API is, and as whom to go there."""
+    """The address of an API, and the credentials for it."""
 
     url: str = field(repr=False)
-    """What is asked, with the query and without a user."""
+    """The URL with its query and without credentials."""
     name: str
-    """The same as logs and errors have it: without the query."""
+    """The URL for logs and errors: without the query."""
     login: tuple[str, str] | None = field(repr=False)
 
 
@@ -69,7 +69,7 @@ def address_of(url: Any, query: Any, prefix: str = POLL) -> Address:
 
 
 def page_rules(given: Mapping[str, Any]) -> PageRules:
-    """Where things are in an answer, and how much of it there may be."""
+    """Where the items, ids and links of an answer are, and how large it may be."""
     if given["format"] not in _FORMATS:
         raise ConfigurationError("format is json or lines", remedy="leave it out for json")
     if given["again"] not in ("last", "first"):
@@ -92,7 +92,7 @@ def page_rules(given: Mapping[str, Any]) -> PageRules:
 
 
 def post_rules(given: Mapping[str, Any]) -> None:
-    """Refuse options of a connector that posts which make no sense."""
+    """Refuse options of a posting connector that contradict each other."""
     if given["method"] not in _METHODS:
         raise ConfigurationError("method is POST, PUT or PATCH", remedy="leave it out for POST")
     for name in ("id_header", "correlation_header"):
@@ -142,7 +142,7 @@ def client_rules(given: Mapping[str, Any], address: Address) -> ClientRules:
 
 
 def header_value(name: str, value: Any) -> str:
-    """The value of a header; it may be a secret, so no error shows it."""
+    """The value of a header. It may be a secret, so no error shows it."""
     if not isinstance(value, str) or not value.strip() or not _VALUE.fullmatch(value):
         raise ConfigurationError(
             f"{name} is empty, or no text of visible ASCII",

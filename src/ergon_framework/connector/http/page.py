@@ -30,7 +30,7 @@ Path = tuple[str, ...]
 
 
 class PageError(ConnectorError):
-    """An answer is no page of items; it is asked for again later."""
+    """An answer is no page of items. It is requested again later."""
 
     code = "bad_page"
     failure_kind = "transient"
@@ -38,7 +38,7 @@ class PageError(ConnectorError):
 
 @dataclass(frozen=True, slots=True)
 class PageRules:
-    """Where things are in an answer."""
+    """Where the items, ids and links of an answer are."""
 
     items: Path = ()
     ids: tuple[Path, ...] = ()
@@ -55,10 +55,10 @@ class Item:
 
     identity: str
     data: bytes = field(repr=False)
-    """The item as JSON; empty when it is too large to keep."""
+    """The item as JSON. Empty when it is too large to keep."""
     since: Any = None
     problem: str = ""
-    """Why it is no transaction."""
+    """Why the item cannot be a transaction."""
 
 
 def path_of(text: str) -> Path:
@@ -67,7 +67,7 @@ def path_of(text: str) -> Path:
 
 
 def found_at(document: Any, path: Path) -> Any:
-    """What stands at a path: names of objects, and numbers of places in lists."""
+    """The value at a path of field names and list positions."""
     for name in path:
         if isinstance(document, Mapping):
             document = document.get(name)
@@ -80,7 +80,7 @@ def found_at(document: Any, path: Path) -> Any:
 
 
 def document_of(body: bytes, *, is_lines: bool) -> Any:
-    """The JSON of an answer; of lines, the list of them."""
+    """The JSON of an answer. Of JSON Lines, the list of values."""
     text = body.removeprefix(b"\xef\xbb\xbf")
     try:
         if is_lines:
@@ -93,7 +93,7 @@ def document_of(body: bytes, *, is_lines: bool) -> Any:
 
 
 def items_of(document: Any, rules: PageRules) -> list[Item]:
-    """The items of a page in their order; a page without its list is no page."""
+    """The items of a page, in order. Raises PageError if the answer has no list of items."""
     found = document if rules.is_lines else found_at(document, rules.items)
     if not isinstance(found, list):
         place = f"{'.'.join(rules.items)!r}" if rules.items else "the whole answer"
@@ -144,7 +144,7 @@ def not_in_future(value: Any, now: float) -> Any:
 
 
 def is_mark(value: Any) -> bool:
-    """Whether a value can mark how far an API was read: text or a number."""
+    """Whether a value can mark progress: text or a number."""
     if isinstance(value, bool):
         return False
     return isinstance(value, str | int) or (isinstance(value, float) and value == value)  # noqa: PLR0124 - not NaN
@@ -218,7 +218,7 @@ def _item(value: Any, rules: PageRules) -> Item:
 
 
 def _has_id(value: Any, rules: PageRules) -> bool:
-    """Whether there is anything where the id should be, be it no id."""
+    """Whether there is any value in the place of the id, valid or not."""
     first = rules.ids[0]
     if not isinstance(value, Mapping):
         return True  # it is set aside for what it is

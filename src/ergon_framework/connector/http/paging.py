@@ -1,7 +1,7 @@
-"""Which request asks for which page. Nothing here does I/O.
+"""Decides which request asks for which page. Nothing here does I/O.
 
-A position is a text that asks for one page: a link, or the value of a parameter of the query. None
-asks for the first page.
+A position is text that asks for one page: a link, or the value of a query parameter. None asks for
+the first page.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class Paging:
     """Absolute, with the part of the query that all pages have."""
     way: Way = Way.NONE
     parameter: str = ""
-    """Of the query, where the position stands there."""
+    """The query parameter with the position, if it is there."""
     path: Path = ()
-    """Where the answer has the next link or cursor."""
+    """The path of the next link or cursor in an answer."""
     page_size: int = 0
     first_page: int = 1
     since: str | None = None
-    """The parameter that asks for what came after."""
+    """The query parameter that asks for later items."""
     late: float = 0.0
     """Seconds by which an item may come later than its instant says."""
     start: Any = None
-    """What is asked from while nothing was seen."""
+    """The value of that parameter before any item was seen."""
 
     def request(self, position: str | None, since: Any) -> str:
         """The URL of a page."""
@@ -76,7 +76,7 @@ class Paging:
     def next(
         self, position: str | None, document: Any, headers: Mapping[str, str], count: int
     ) -> str | None:
-        """What asks for the page after one with so many items; None when it is the last one.
+        """The position of the page after one with so many items. None after the last page.
 
         A link is not absolute yet. A page that names itself as the next one is the last.
         """
@@ -125,7 +125,7 @@ def with_query(url: str, more: Mapping[str, str]) -> str:
 
 
 def paging_of(url: str, given: Mapping[str, Any]) -> Paging:
-    """The rules in the options of a connector; what contradicts itself is refused."""
+    """The paging rules in the options of a connector. Contradictions are refused."""
     ways = [way for way in Way if way is not Way.NONE and given[way.value]]
     if len(ways) > 1:
         raise ConfigurationError(

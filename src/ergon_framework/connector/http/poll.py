@@ -46,14 +46,14 @@ from ergon_framework.ports.transaction import Transaction
 from ergon_framework.storage.server import Observation
 
 INTERVAL = 60.0
-"""Seconds between two looks at the last page."""
+"""Seconds between two requests for the last page."""
 SHORTEST = 0.05
-"""Seconds of the shortest interval in which a fetch asks again by itself."""
+"""The shortest interval, in seconds, in which a fetch makes another request."""
 LATE = 300.0
 """Seconds by which an item may appear later than its instant says."""
 REMEMBER = 10_000
 MAX_RETRY_AFTER = 3600.0
-"""Seconds that a server may ask us to stay away."""
+"""The longest Retry-After, in seconds, that is honoured."""
 
 
 class HttpPollConnectorError(ConnectorError):
@@ -169,11 +169,11 @@ class HttpPollConnector(ThreadedConsuming):
     # ---- opening and closing ---------------------------------------------------------------------
 
     def open(self) -> None:
-        """Take the cursor; otherwise the first fetch does."""
+        """Open the state and lock the cursor; otherwise the first fetch does."""
         self._connection.get()
 
     def stop_waiting(self) -> None:
-        """A fetch that waits returns; what its request brings is for the next one."""
+        """Make a waiting fetch return. What its request brings is for the next fetch."""
         self._wakeup.stop()
 
     def health(self) -> bool:
@@ -181,7 +181,7 @@ class HttpPollConnector(ThreadedConsuming):
         return self._connection.state.is_healthy
 
     def observe(self) -> list[Observation]:
-        """What ``ergon doctor`` says: one page is asked for, and nothing is changed."""
+        """What ``ergon doctor`` reports. One page is requested, and nothing is changed."""
         try:
             count = first_page(self._paging, self._rules, self._client_rules)
         except Exception as error:
@@ -231,7 +231,9 @@ class HttpPollConnector(ThreadedConsuming):
             return []
 
     def _read(self, reader: PageReader, until: float) -> bool:
-        """Read another page, or wait until one may be read; whether to go on fetching."""
+        """Read another page, or wait until one may be read. Returns whether to continue
+        fetching.
+        """
         state, clock = self._connection.state, current_clock()
         now = clock.now()
         if not state.outage.may_try(now):  # the server is away, or wants to be left alone
@@ -265,7 +267,9 @@ class HttpPollConnector(ThreadedConsuming):
         return bool(found) or not reader.is_at_end or clock.now() < until
 
     def _await_work(self, reader: PageReader, until: float, *, is_held_up: bool) -> bool:
-        """Wait until a page may be read, or something is there; whether to go on fetching."""
+        """Wait until a page may be read, or an item is there. Returns whether to
+        continue fetching.
+        """
         state = self._connection.state
         self._wakeup.wait(
             self._first(until if is_held_up else min(until, reader.due_at)),
@@ -279,7 +283,7 @@ class HttpPollConnector(ThreadedConsuming):
         return state.is_closed or is_there or not (self._wakeup.is_stopped or now >= until)
 
     def _await_room(self) -> bool:
-        """Wait until something is settled or due again; whether to go on fetching."""
+        """Wait until an item is settled or due again. Returns whether to continue fetching."""
         due = self._waiting.next_at
         self._wakeup.wait(
             due,
@@ -292,7 +296,7 @@ class HttpPollConnector(ThreadedConsuming):
         return not (self._wakeup.is_stopped or self._connection.state.is_closed)
 
     def _first(self, instant: float) -> float:
-        """The instant, or that of the first parked item."""
+        """The earlier of an instant and that of the first parked item."""
         parked_until = self._waiting.next_at
         return instant if parked_until is None else min(instant, parked_until)
 
@@ -331,9 +335,9 @@ class HttpPollConnector(ThreadedConsuming):
         return delivery
 
     def _return_due(self) -> None:
-        """Parked items come again, and those whose deliveries nobody has any more, after a while.
+        """Make parked items ready again, and after a while those whose deliveries were dropped.
 
-        Who dropped one may still be at work on what was in it.
+        The code that dropped one may still be at work on its content.
         """
         now = current_clock().now()
         for held in self._dropped.take():
@@ -382,7 +386,7 @@ class HttpPollConnector(ThreadedConsuming):
                 self._let_go(delivery)
 
     def _recorded(self, reader: PageReader, held: HeldItem, reason: str | None) -> bool:
-        """Write down that an item is settled; where that fails, the health says so."""
+        """Record that an item is settled. If that fails, health says so."""
         try:
             return reader.settle(held, reason)
         except ChannelLostError as error:

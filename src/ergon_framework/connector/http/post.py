@@ -64,17 +64,17 @@ REPEAT = RetryRule(
     on=frozenset({Kind.TRANSIENT, Kind.THROTTLED, Kind.TIMEOUT, Kind.LOST}),
     max_retry_after=60.0,
 )
-"""How a request without a provider is made again."""
+"""The retry rule of requests without a provider."""
 _PASSING = frozenset({408, 409, 425, 429})
 _CLOSED = frozenset({401, 402, 403, 404, 405, 410})
-"""It takes nothing from us there, whatever the transaction."""
+"""Statuses by which the API refuses every transaction at that URL."""
 _MOST_READ = 64 * 1024
 """Bytes of an answer that are read, so that its connection can be used again."""
 _TRACE = (TRACEPARENT, TRACESTATE, CONTENT_TYPE_HEADER)
 
 
 class PostRefusedError(Business):
-    """The API refuses the transaction for what it is: sending it again would not help."""
+    """The API refuses this transaction, and sending it again would not help."""
 
     code = "post_refused"
     http_status: int | None = None
@@ -171,7 +171,7 @@ class HttpPostConnector:
         return [Observation("receiver", f"{self._title} answers HEAD with {status}", remedy)]
 
     def close(self) -> None:
-        """Cut requests off, and let go. Closing twice is fine."""
+        """Cancel running requests, and close. Closing twice is fine."""
         self._wakeup.stop()
         self._loop.close()
 
@@ -188,7 +188,9 @@ class HttpPostConnector:
     # ---- producing ------------------------------------------------------------------------------
 
     def dispatch_transactions(self, transactions: Iterable[Transaction], **extra: Any) -> None:
-        """Post each, in order; returns when all were taken. It ends at the first that was not."""
+        """Post each transaction, in order. Returns when all were accepted, and stops at the first
+        that was not.
+        """
         refuse_extra(self, extra, "it takes no settings per call")
         given = list(transactions)
         with dispatching("http.post", "messaging.message.id", given):
@@ -245,7 +247,9 @@ class HttpPostConnector:
     async def _attempt(
         self, transaction: Transaction, message: BrokerMessage, headers: Mapping[str, str]
     ) -> PostFailedError | None:
-        """None when it was taken; an error that may pass; raises one that will not."""
+        """Make one attempt. Returns None on success or an error that may pass; raises one that will
+        not.
+        """
         signed = dict(headers)
         if self._sign is not None:
             identity = headers[self._id_header]
@@ -317,7 +321,7 @@ class HttpPostConnector:
         )
 
     def _headers(self, message: BrokerMessage) -> dict[str, str]:
-        """Those of the message, as far as others are to see them."""
+        """The headers of the message that the API is to see."""
         found: dict[str, str] = {}
         for name, value in message.headers.items():
             lower = name.lower()
@@ -367,7 +371,7 @@ class HttpPostConnector:
 
 
 def _refused_at_last(error: PostFailedError) -> ErgonError:
-    """A conflict that lasts is one: no other request with this id was under way."""
+    """The error of a lasting conflict (409): no other request with this id was under way."""
     if error.http_status != 409:
         return error
     refused = PostRefusedError(error.message, remedy="see what the API has under this id")
@@ -377,13 +381,13 @@ def _refused_at_last(error: PostFailedError) -> ErgonError:
 
 
 Signer = Callable[[str, bytes, float], dict[str, str]]
-"""Given the id, the body and the time, the headers with the signature."""
+"""Makes the signature headers from the id, the body and the time."""
 STANDARD, GITHUB = "standard", "github"
 _PREFIX = "whsec_"
 
 
 def signer_of(secret: object, scheme: str) -> Signer | None:
-    """Signs as the scheme says; None when there is no secret."""
+    """The signer of a scheme. None when there is no secret."""
     if secret is None:
         return None
     if not isinstance(secret, str) or not secret.strip():
@@ -419,7 +423,7 @@ def _hmac_hex(key: bytes, body: bytes) -> str:
 
 
 def _signing_key(secret: str) -> bytes:
-    """The key: what follows ``whsec_`` is base64, as Standard Webhooks have it."""
+    """The signing key. What follows ``whsec_`` is base64, as in Standard Webhooks."""
     if not secret.startswith(_PREFIX):
         return secret.encode()
     try:

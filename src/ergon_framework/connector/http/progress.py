@@ -37,7 +37,7 @@ logger = logging.getLogger("ergon.connector")
 SCHEMA = SqliteSchema("polls", "ergon_framework.connector.http.migrations")
 MAX_REASON = 1000
 _MOST_IDS = 500
-"""Ids that one statement asks for."""
+"""How many ids one statement asks for."""
 
 
 class PollerLockedError(ConnectorError):
@@ -49,13 +49,13 @@ class PollerLockedError(ConnectorError):
 
 
 class CursorTakenError(ChannelLostError):
-    """Another process has begun to read as this consumer, although this one has not ended."""
+    """Another process has started to read as this consumer, although this one has not ended."""
 
     code = "cursor_taken"
 
 
 class CursorLostError(ChannelLostError):
-    """The cursor was deleted, or its file replaced by another one."""
+    """The cursor was deleted, or its file was replaced."""
 
     code = "cursor_lost"
 
@@ -65,15 +65,15 @@ class Cursor:
     """A place in the pages of an API."""
 
     position: str | None = None
-    """What asks for the first page that is not settled; None for the first of all."""
+    """The position of the first page that is not settled. None for the first page."""
     etag: str | None = None
-    """Of that page, when all that was on it is settled."""
+    """The ETag of that page, if all its items are settled."""
     since: str | None = None
     """JSON: the value that the pages of this pass are asked from."""
     highest: str | None = None
     """JSON: the highest value of settled pages in this pass."""
     number: int = 1
-    """Of the pass: one reading from the first page to the last."""
+    """The number of the pass; a pass is one reading from the first page to the last."""
 
 
 class PollProgress:
@@ -109,7 +109,7 @@ class PollProgress:
     # ---- the place ------------------------------------------------------------------------------
 
     def cursor(self) -> Cursor:
-        """Where to go on."""
+        """The cursor from which to continue."""
         sql = (
             "SELECT position, etag, since, highest, pass FROM ergon_poll_cursors WHERE consumer = ?"
         )
@@ -123,7 +123,7 @@ class PollProgress:
         return self._database.read(work)
 
     def move(self, cursor: Cursor, keep: int | None) -> None:
-        """Go on from another place, and remember only the latest ``keep`` of what is done."""
+        """Move the cursor, and remember only the latest ``keep`` settled ids."""
 
         def work(connection: sqlite3.Connection) -> None:
             self._write_cursor(connection, cursor)
@@ -133,7 +133,7 @@ class PollProgress:
         self._database.write(work)
 
     def end_pass(self, cursor: Cursor) -> Cursor:
-        """Begin the next pass; what was not seen in this one need not be remembered."""
+        """Begin the next pass, and forget settled ids that were not seen in this one."""
         after = replace(cursor, number=cursor.number + 1)
 
         def work(connection: sqlite3.Connection) -> None:
@@ -149,7 +149,7 @@ class PollProgress:
     # ---- what is done ---------------------------------------------------------------------------
 
     def done(self, ids: Sequence[str], number: int) -> set[str]:
-        """Which of these ids are done; they have been seen in this pass."""
+        """Which of these ids are settled. Records that they were seen in this pass."""
 
         def look(connection: sqlite3.Connection) -> dict[str, int]:
             found: dict[str, int] = {}
@@ -169,11 +169,11 @@ class PollProgress:
         return set(found)
 
     def settle(self, identity: str, number: int) -> None:
-        """An item is done."""
+        """Record that an item succeeded."""
         self._database.write(lambda connection: self._mark(connection, identity, number))
 
     def bury(self, identity: str, number: int, reason: str, item: bytes | None) -> None:
-        """An item failed for good: keep it, and why."""
+        """Record that an item failed for good, with the reason."""
         text = None if item is None else item.decode("utf-8", "replace")
 
         def work(connection: sqlite3.Connection) -> None:
@@ -306,7 +306,7 @@ class _ConsumerLock:
         self._leave()
 
     def close(self) -> None:
-        """Let go of it; also of copies that a forked child has."""
+        """Release the lock, also copies that a forked child has."""
         if self._descriptor >= 0:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self._leave()
@@ -333,7 +333,7 @@ def state_path(state: object) -> Path:
 
 
 def unavailable(error: Exception) -> ErgonError:
-    """Why the state cannot be opened; what may pass by itself is waited for."""
+    """The error for a state that cannot be opened; one that may pass is waited for."""
     if isinstance(error, PollerLockedError | ConfigurationError):
         return error
     if isinstance(error, StoreError) and not isinstance(error, StoreUnavailableError):

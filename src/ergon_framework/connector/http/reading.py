@@ -102,10 +102,10 @@ class PageReader:
         self._malformed = 0
         self._is_resting = False
         self.due_at = 0.0
-        """By the current clock: before it nothing new is asked for."""
+        """The instant, by the current clock, before which no request is made."""
 
     def close(self) -> None:
-        """Move the cursor as far as it goes, and let go."""
+        """Move the cursor as far as it goes, and close."""
         try:
             self._client.close()
             self.advance()
@@ -121,7 +121,7 @@ class PageReader:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the last page that is known of was read, or the API is to be left alone."""
+        """Whether the last known page was read, or no request may be made now."""
         with self._lock:
             return not self._pages or self._pages[-1].next is None or self._is_resting
 
@@ -131,16 +131,17 @@ class PageReader:
         return found
 
     def is_open(self, held: HeldItem) -> bool:
-        """Whether this reader read the item, and it is not settled."""
+        """Whether this reader has read the item, and the item is not settled."""
         with self._lock:
             return self._open.get(held.item.identity) is held
 
     # ---- settling -------------------------------------------------------------------------------
 
     def settle(self, held: HeldItem, reason: str | None) -> bool:
-        """An item is done, or has failed for good for a reason; on disk when this returns.
+        """Settle an item: it succeeded, or failed for good with a reason. On disk when this
+        returns.
 
-        Answers whether it was the last one of a page.
+        Returns whether it was the last item of a page.
         """
         item = held.item
         if reason is None:
@@ -194,7 +195,7 @@ class PageReader:
         return replace(cursor, position=f"{self._paging.way}:{cursor.position}")
 
     def _wanted(self) -> tuple[str | None, str | None]:
-        """Which page is next, and what is known of it."""
+        """The next page to read, and what is known of it."""
         if not self._pages:
             return self._cursor.position, self._cursor.etag
         last = self._pages[-1]
@@ -217,7 +218,7 @@ class PageReader:
         return asking.result()
 
     def _refuse(self, answer: Answer, position: str | None) -> None:
-        """Raise what an answer without a page means."""
+        """Raise the error that an answer without a page means."""
         status = answer.status
         if 200 <= status < 300:
             return
@@ -245,7 +246,7 @@ class PageReader:
         )
 
     def _taken(self, position: str | None, answer: Answer) -> list[HeldItem]:
-        """The page of an answer; all is checked before anything is changed."""
+        """Take in the page of an answer. It is checked before anything is changed."""
         if answer.status == 204 or (self._rules.is_lines and not answer.body.strip()):
             document, items = None, []
         else:
@@ -363,7 +364,7 @@ class PageReader:
                 self._pages.popleft()
 
     def _end_pass(self, cursor: Cursor, tail: _Page) -> None:
-        """Everything was read to the last page, and is settled."""
+        """End a pass whose pages were all read and settled."""
         highest, since = _later(cursor, tail), None
         if self._paging.since is not None:
             known = None if cursor.since is None else msgspec.json.decode(cursor.since)
@@ -391,7 +392,7 @@ class PageReader:
 
 
 def first_page(paging: Paging, rules: PageRules, client_rules: ClientRules) -> int:
-    """How many items the first page has. Nothing is remembered of it."""
+    """How many items the first page has. Nothing is recorded."""
     client = PageClient(paging.url, client_rules)
     try:
         url = paging.request(None, None)

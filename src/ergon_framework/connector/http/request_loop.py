@@ -23,7 +23,7 @@ _inherited: list[Any] = []
 
 
 class RequestLoop:
-    """Begun at its first use. ``at_end`` is awaited in the loop before it ends."""
+    """An event loop that starts at its first use. ``at_end`` is awaited in it before it ends."""
 
     def __init__(self, name: str, at_end: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._name = name
@@ -40,7 +40,7 @@ class RequestLoop:
         self._loop = None
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run it in the loop, in the context of the caller."""
+        """Run a coroutine in the event loop, in the context of the caller."""
         with self._lock:
             if self.is_closed:
                 work.close()
@@ -51,7 +51,7 @@ class RequestLoop:
             return asyncio.run_coroutine_threadsafe(self._cut_off(work), self._loop)
 
     def close(self) -> None:
-        """Cut off what runs, and end the thread. Closing twice is fine."""
+        """Cancel running requests, and end the thread. Closing twice is fine."""
         with self._lock:
             self.is_closed = True
             loop, self._loop = self._loop, None

@@ -1,4 +1,4 @@
-"""Items that were read and are not handed out: ready ones in their order, and those for later."""
+"""Items that were read and are not handed out: ready ones, in order, and parked ones."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ class WaitingItems:
 
     @property
     def is_ready(self) -> bool:
-        """Whether one can be handed out."""
+        """Whether an item can be handed out."""
         return bool(self._ready)
 
     @property
     def next_at(self) -> float | None:
-        """When the next of those for later is due."""
+        """When the next parked item is due."""
         with self._lock:
             return self._later[0][0] if self._later else None
 
     def put(self, items: Iterable[HeldItem]) -> None:
-        """They can be handed out."""
+        """Add items that can be handed out."""
         with self._lock:
             for each in items:
                 heapq.heappush(self._ready, (each.place, each))
 
     def put_for_later(self, item: HeldItem, at: float) -> None:
-        """It can be handed out from then on."""
+        """Park an item until an instant."""
         with self._lock:
             heapq.heappush(self._later, (at, item.place, item))
 
     def take_due(self, now: float) -> list[HeldItem]:
-        """Those for later whose time has come."""
+        """Take the parked items that are due."""
         found: list[HeldItem] = []
         with self._lock:
             while self._later and self._later[0][0] <= now:
@@ -48,12 +48,12 @@ class WaitingItems:
         return found
 
     def take(self) -> HeldItem | None:
-        """The first one that can be handed out."""
+        """Take the first item that can be handed out."""
         with self._lock:
             return heapq.heappop(self._ready)[-1] if self._ready else None
 
     def clear(self) -> list[HeldItem]:
-        """Forget all; those that were for later."""
+        """Forget all items. Returns the parked ones."""
         with self._lock:
             later = [each[-1] for each in self._later]
             self._ready.clear()

@@ -1,8 +1,8 @@
-"""The jobs in a connector's hands: how it claims them, keeps their leases, and settles them.
+"""Claims jobs for a connector, renews their leases, and settles them.
 
-A thread renews the leases. It also does what any worker does now and then: it tells that it lives,
-so that workers leave the jobs of its executor alone, tells how far the jobs are, and rescues jobs
-that others have lost.
+A thread renews the leases. It also does what every worker does now and then: it sends a heartbeat,
+so that workers do not dead-letter jobs of its executor, reports the progress of jobs, and rescues
+jobs that others have lost.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class HeldClaims:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Look round once, in this thread, so that its error comes here; then go on beside it."""
+        """Run one round in this thread, so that its error is raised here; then start the thread."""
         with self._lock:
             # Also while the first look runs: a second fetch must not look round beside it.
             if self._thread is not None:
@@ -113,7 +113,7 @@ class HeldClaims:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, and tell the store that this worker is gone."""
+        """End the thread, and tell the store that this worker has left."""
         self._ending = True
         self._woken.set()
         if self._thread is not None and self._thread.ident is not None:
@@ -124,10 +124,10 @@ class HeldClaims:
     # ---- claims ----
 
     def add(self, claims: Sequence[Claim]) -> None:
-        """These are ours now.
+        """Hold these claims.
 
-        A job that is in hand already was taken away by somebody and came back to the queue before
-        its lease was renewed: then the earlier claim is lost.
+        A job that is in hand already was rescued by another worker and came back to its queue
+        before its lease was renewed. Then the earlier claim is lost.
         """
         with self._lock:
             earlier = [self._claims.get(claim.job.id) for claim in claims]
@@ -138,7 +138,7 @@ class HeldClaims:
                 self._lose(claim)
 
     def let_go(self, claim: Claim) -> None:
-        """Renew it no longer: it is being settled."""
+        """Stop renewing a claim that is being settled."""
         self.dropped.forget(claim)
         with self._lock:
             # By identity: the job may have been claimed again, and that claim is to be renewed.
@@ -146,7 +146,7 @@ class HeldClaims:
                 del self._claims[claim.job.id]
 
     def give_back(self, claims: Sequence[Claim]) -> None:
-        """Release claims without a charge. If the store is away, their leases end by themselves."""
+        """Release claims without a charge. If the store cannot be reached, their leases expire."""
         ours = [claim for claim in claims if self.holds(claim.job.id, claim.job.fence)]
         for claim in ours:
             # Before they are released: a renewal that came later would be answered as a lost lease.
@@ -160,7 +160,8 @@ class HeldClaims:
     def _take_back(self, now: float) -> None:
         """Release jobs whose transactions were dropped, one lease after that was noticed.
 
-        As those of a process that died do, but without a charge: nobody may have begun with them.
+        That is as late as for a process that died, but without a charge, because nobody may have
+        started them.
         """
         for claim in self.dropped.take():
             self._dropped_until.append((now + self._lease, claim))
@@ -172,17 +173,19 @@ class HeldClaims:
             self.give_back([claim])
 
     def all(self) -> list[Claim]:
-        """What is in hand."""
+        """Everything that is held."""
         with self._lock:
             return list(self._claims.values())
 
     def holds(self, job_id: str, fence: int) -> bool:
-        """Whether this very claim is ours."""
+        """Whether this very claim is held."""
         claim = self._claims.get(job_id)
         return claim is not None and claim.job.fence == fence and not claim.lost
 
     def tell_progress(self, claim: Claim, report: ProgressReport) -> None:
-        """Tell the store soon how far a job is that is in hand, with the record of this worker."""
+        """Report the progress of a held job to the store soon, with the heartbeat of
+        this worker.
+        """
         if not self.holds(claim.job.id, claim.job.fence):
             return  # it was settled, or is somebody else's by now
         claim.progress = progress_record(claim, report, self._store.now())
@@ -221,7 +224,9 @@ class HeldClaims:
         return max(MIN_PAUSE, until - self._now())
 
     def _write_progress(self, now: float) -> float:
-        """Write the record if a job has reported, about once a second; when to look again."""
+        """Write the heartbeat if a job has reported progress, about once a second. Returns when to
+        check again.
+        """
         if not self._is_progress_told:
             return math.inf
         if now < self._progress_at:
@@ -287,7 +292,7 @@ declare("connector.jobs.settling.before", "connector.jobs.settling.after")
 
 
 class QueueConsumer:
-    """One queue of one store, as one process works on it. Any thread may call."""
+    """One queue of one store, consumed by one process. Any thread may call it."""
 
     def __init__(
         self, store: str | FullJobStore, settings: JobsSettings, queue: str, executor: str
@@ -310,7 +315,7 @@ class QueueConsumer:
     # ---- opening and closing ----
 
     def client(self) -> JobClient:
-        """A client of the store, which is opened now if it was not before."""
+        """A client of the store, opened at its first use."""
         with self._lock:
             if self._is_closed:
                 raise JobsConnectorError(
@@ -344,9 +349,9 @@ class QueueConsumer:
     # ---- claiming ----
 
     def claim(self, most: int, wait: float, gave_up: threading.Event) -> list[Claim]:
-        """Up to so many jobs, kept from now on; none after ``wait`` seconds without any.
+        """Claim up to so many jobs, and hold them; none after ``wait`` seconds without any.
 
-        Whoever gives up sets the event, and then calls :meth:`wake`.
+        A caller that gives up sets the event, and then calls :meth:`wake`.
         """
         try:
             return self._claim(most, wait, gave_up)
@@ -371,10 +376,10 @@ class QueueConsumer:
             self.client()  # raises when it was closed meanwhile
 
     def _charged(self, store: FullJobStore, held: HeldClaims, claims: list[Claim]) -> list[Claim]:
-        """The claims as they are handed out: the store knows that their attempts begin.
+        """Charge the attempts of claims in the store before they are handed out.
 
-        Otherwise a job that is the death of its process would have begun for nothing each time.
-        An outcome sets the count anew, so one that is given back keeps its attempts.
+        Otherwise a job that kills its process would never use up its attempts. An outcome sets the
+        count anew, so a job that is given back keeps its attempts.
         """
         if not claims:
             return []
@@ -390,9 +395,10 @@ class QueueConsumer:
         return charged
 
     def hand_out(self, claims: list[Claim], make: Callable[[Claim], D]) -> list[D]:
-        """What ``make`` makes of each. A job of which it can make nothing is a dead letter.
+        """The deliveries that ``make`` makes of claims.
 
-        One whose delivery is gone without having been settled goes back to its queue.
+        A job of which it can make none is dead-lettered. A job whose delivery is dropped without
+        being settled goes back to its queue.
         """
         store, held = self._consuming()
         handed: list[D] = []
@@ -425,7 +431,7 @@ class QueueConsumer:
             self.settle(claim, event, 0.0)
 
     def wake(self) -> None:
-        """Let a fetch that waits for work look round."""
+        """Wake a fetch that waits for work."""
         if self._subscription is not None:
             self._subscription.wake()
 
@@ -473,14 +479,14 @@ class QueueConsumer:
     # ---- in hand ----
 
     def tell_progress(self, claim: Claim, fraction: float | None, message: str) -> None:
-        """Tell how far a job in hand is; nothing of one that was settled."""
+        """Report the progress of a held job. Ignored for a job that was settled."""
         _, held = self._consuming()
         held.tell_progress(claim, ProgressReport(claim.job.id, fraction, message))
 
     # ---- settling ----
 
     def settle(self, claim: Claim, event: JobEvent, took: float) -> None:
-        """Record how a claim ended; raises LeaseLostError when another process has the job."""
+        """Settle a claim. Raises LeaseLostError when another process has the job."""
         store, held = self._consuming()
         # Renewed no longer, whatever comes: should the store be away now, the lease ends by itself.
         held.let_go(claim)

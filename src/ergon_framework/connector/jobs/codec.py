@@ -1,4 +1,4 @@
-"""A transaction as a job and a job as a transaction, and an exception as the outcome of a job."""
+"""Turns transactions into jobs, jobs into transactions, and exceptions into outcomes of jobs."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class ConflictingJobError(JobsConnectorError):
 
 
 class LeaseLostError(JobsConnectorError):
-    """Another process has the job by now, and its outcome counts."""
+    """Another process has the job by now, and only its outcome counts."""
 
     code = "lease_lost"
     failure_kind = "lost"
 
 
 class JobDelivery(Delivered):
-    """A delivered job that knows its claim."""
+    """A delivered job with its claim."""
 
     __slots__ = ("claim", "claimed_at")
 
@@ -100,7 +100,7 @@ def job_of(
 
 
 def _check_likeness(transaction: Transaction, job: NewJob) -> None:
-    """Refuse values that a consumer of the job would get changed, such as a tuple."""
+    """Refuse values that would arrive changed at a consumer of the job, such as a tuple."""
     found = difference(transaction.payload, _payload(job), "payload")
     if found is not None:
         path, problem = found
@@ -131,7 +131,7 @@ def _refused(transaction_id: str, error: JobError) -> PayloadError | JobsConnect
 
 
 def add_once(store: FullJobStore, jobs: list[NewJob]) -> None:
-    """Store those that are not there yet, in one commit; other content under an id is refused."""
+    """Store the jobs that do not exist yet, in one commit. Other content under an id is refused."""
     left = _distinct(jobs)
 
     def attempt() -> None:
@@ -159,7 +159,9 @@ def _too_busy() -> JobsConnectorError:
 
 
 def _distinct(jobs: list[NewJob]) -> list[NewJob]:
-    """Each id once; twice with other content is as wrong as twice in the store."""
+    """The jobs with each id once. The same id with other content is refused, as it is
+    in the store.
+    """
     found: dict[str, NewJob] = {}
     for job in jobs:
         _is_there(found.get(job.id), job)
@@ -168,7 +170,7 @@ def _distinct(jobs: list[NewJob]) -> list[NewJob]:
 
 
 def _is_there(found: Job | NewJob | None, job: NewJob) -> bool:
-    """Whether that very job is there; raises when it is another one of the same id."""
+    """Whether that very job is stored. Raises if another job has the same id."""
     if found is None:
         return False
     if _content(found) == _content(job):
@@ -192,14 +194,14 @@ def _canonical(text: bytes) -> bytes:
 
 
 def delivery_of(claim: Claim, owner: object, source: str | None, claimed_at: float) -> JobDelivery:
-    """What is handed out for a claimed job."""
+    """The delivery for a claimed job."""
     delivery = _made(JobDelivery, claim.job, source)
     delivery.belongs_to(owner, claim=claim, claimed_at=claimed_at)
     return delivery
 
 
 def transaction_of(job: Job, source: str | None) -> Transaction:
-    """A job that is only looked at."""
+    """A job as a transaction that cannot be settled."""
     return _made(Transaction, job, source)
 
 
@@ -244,7 +246,9 @@ MAX_MESSAGE = 4096
 
 
 def event_of(error: Exception, transaction_id: str, give_up_on: Collection[str]) -> JobEvent:
-    """The event that the job's own rule judges. Business and final refusals are rejections."""
+    """The event of a failed job, which its own rule judges. Business and final failures are
+    rejections.
+    """
     kind = classify(error, LifecycleStep.PROCESS, transaction_id)[0].kind
     plain = _inner(error)
     failure = classify(plain, LifecycleStep.PROCESS, transaction_id)[0]
@@ -256,7 +260,9 @@ def event_of(error: Exception, transaction_id: str, give_up_on: Collection[str])
 
 
 def _inner(error: Exception) -> Exception:
-    """What the task raised, where the engine has put a category around it."""
+    """The exception that the task raised, inside the category in which the engine has
+    wrapped it.
+    """
     if type(error) is TransactionException:
         cause = error.__cause__
         if cause is not None and issubclass(type(cause), Exception):
@@ -265,7 +271,7 @@ def _inner(error: Exception) -> Exception:
 
 
 def held_for(seconds: float) -> HeldBack:
-    """A gate is closed: nothing was attempted."""
+    """The event for a closed gate: nothing was attempted."""
     return HeldBack(
         Failure(Kind.HELD, "held", "a gate refused before anything was attempted", seconds)
     )

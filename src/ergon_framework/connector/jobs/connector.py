@@ -45,7 +45,7 @@ _OURS |= {"trace_context": "the current trace", "queue": "the connector's queue"
 
 
 class Given(NamedTuple):
-    """What was said, checked."""
+    """The arguments, checked."""
 
     settings: JobsSettings
     options: dict[str, Any]
@@ -60,7 +60,7 @@ def checked(
     options: object,
     settings: object,
 ) -> Given:
-    """Refuse what could not work later."""
+    """Check the arguments. Refuses what could not work later."""
     if not store:
         raise ConfigurationError(
             "a JobsConnector needs a store",
@@ -119,7 +119,7 @@ def _options(options: object) -> dict[str, Any]:
 
 _SETTINGS = "a fetch takes wait, and a dispatch takes none"
 DEFAULT_EXECUTOR = "connector"
-"""As whom a connector claims that was given no name of an executor."""
+"""The executor name under which a connector claims that was given none."""
 _WAITING = (JobStatus.PENDING, JobStatus.RETRYING)
 
 
@@ -192,7 +192,9 @@ class JobsConnector(ThreadedTwins):
     # ---- producing ----
 
     def dispatch_transactions(self, transactions: Iterable[Transaction], **extra: Any) -> None:
-        """Enqueue one job for each, all in one commit. Those that are there already are left."""
+        """Enqueue one job for each transaction, all in one commit. Existing jobs are left as they
+        are.
+        """
         refuse_extra(self, extra, _SETTINGS)
         client, given = self._consumer.client(), list(transactions)
         routed = (self._handler, self._executor)

@@ -24,7 +24,7 @@ from ergon_framework.storage.secure_files import Folder
 logger = logging.getLogger("ergon.connector")
 _BLOCK = 1 << 16
 MAX_REPLACED = 10
-"""How often in a row a file may be taken away while it is being written."""
+"""How often in a row a file may be moved away while it is being written."""
 _MAX_TAIL = 1 << 24
 
 
@@ -35,7 +35,7 @@ class LockedError(JsonlConnectorError):
 
 
 def failpoint(name: str) -> None:
-    """Mark a place where dying is interesting. Does nothing; crash tests replace it."""
+    """Mark a place at which crash tests let the process die. Otherwise it does nothing."""
 
 
 class AppendFile:
@@ -90,7 +90,9 @@ class AppendFile:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether its name still leads to it: what is moved away or deleted may be read no more."""
+        """Whether its name still leads to this file. A file that was moved or deleted may not be
+        read any more.
+        """
         try:
             return _identity(self._folder.look(self.path.name)) == self._identity
         except FileNotFoundError:
@@ -177,7 +179,7 @@ class AppendFile:
             self._synced = self._written
 
     def check(self) -> None:
-        """Raise when it takes no further writes."""
+        """Raise an error if it takes no further writes."""
         self._refuse_when_broken()
 
     def _begin_anew(self) -> None:
@@ -192,7 +194,7 @@ class AppendFile:
             self._synced = self._written
 
     def close(self) -> None:
-        """Bring everything to disk and close. Closing twice is fine."""
+        """Write everything to disk and close. Closing twice is fine."""
         with self._writing, self._syncing:
             if self._file.closed:
                 return
@@ -230,7 +232,7 @@ class AppendFile:
         return FileIO(fd, "a+b")
 
     def _adopt(self, file: FileIO) -> None:
-        """Write into ``file`` from now on."""
+        """Use ``file`` for all further writes."""
         self._file = file
         self._identity = _identity(os.fstat(file.fileno()))
 
@@ -259,7 +261,9 @@ class AppendFile:
 
 
 class DirectoryLock:
-    """Held by one connector at a time, whatever process it is in. Freed by the system on death."""
+    """A lock that one connector of all processes holds. The system frees it when the
+    process dies.
+    """
 
     def __init__(self, folder: Folder, name: str, directory: Path) -> None:
         fd = folder.open_file(name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -302,7 +306,7 @@ def warn_of_lost(journal: AppendFile, lock: DirectoryLock) -> None:
 
 
 def taken(path: Path) -> JsonlConnectorError:
-    """What is raised when a file is not where it was put."""
+    """The error for a file that is not where it was written."""
     return JsonlConnectorError(
         f"{path} was moved or deleted while it was in use",
         remedy="leave it where it is; close the connector, and open a new one",
@@ -322,7 +326,7 @@ def _try_lock(file: FileIO) -> bool:
 
 
 def write_all(file: FileIO, data: bytes) -> None:
-    """Write all of it, however little the system takes at a time."""
+    """Write all bytes, however few the system takes at a time."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
@@ -419,7 +423,7 @@ class RotatingWriter:
             return part, part.write([text])
 
     def close(self) -> None:
-        """Bring everything to disk and close the part."""
+        """Write everything to disk and close the part."""
         with self._lock:
             self._closed = True
             if self._part is not None:

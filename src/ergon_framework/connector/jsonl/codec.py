@@ -1,7 +1,7 @@
-"""Lines and their meaning: transactions to JSON and back without loss, and the dead letter.
+"""Encodes transactions as JSON lines and back without loss, and makes dead letters.
 
-Written is only what reads back equal. A tuple, a date, NaN or bytes would come back as something
-else, so they are refused, before anything is written, with the path of the value.
+Only values that read back equal are written. A tuple, a date, NaN or bytes would come back as
+something else, so they are refused, before anything is written, with the path of the value.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ def decode(line: bytes) -> Any:
 
 
 def is_complete(tail: bytes) -> bool:
-    """Whether a last line without a newline is whole.
+    """Whether a last line without a newline is complete.
 
-    No JSON text but a number stays valid when its end is cut off, so what parses was not torn.
+    No JSON text but a number stays valid when its end is cut off, so a line that parses was not cut
+    off.
     """
     try:
         value = msgspec.json.decode(tail)

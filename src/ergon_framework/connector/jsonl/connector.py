@@ -36,7 +36,7 @@ ROTATE_BYTES = 64 * 1024 * 1024
 
 
 class _Delivery(Delivered):
-    """A delivered transaction that knows its line."""
+    """A delivered transaction with its line."""
 
     __slots__ = ("line",)
 
@@ -101,7 +101,7 @@ class JsonlConnector(ThreadedTwins):
         dead_letters: str | PathLike[str] | None = None,
         **others: Any,
     ) -> None:
-        """Refuse what the constructor would refuse; nothing is made or locked."""
+        """Refuse what the constructor would refuse, without making or locking anything."""
         check_given(JsonlConnector, others)
         _check_places(inbox, outbox, dead_letters)
 
@@ -120,7 +120,7 @@ class JsonlConnector(ThreadedTwins):
         return self._fetch(batch_size, extra, threading.Event())
 
     def dispatch_transactions(self, transactions: Iterable[Transaction], **extra: Any) -> None:
-        """Append them all, or none of them when one cannot be written as JSON without loss."""
+        """Append all transactions, or none if one cannot be written as JSON without loss."""
         refuse_extra(self, extra, "it takes no settings per call")
         outbox = self._writing()
         outbox.append([encode(each, self._max_line_bytes) for each in transactions])
@@ -144,7 +144,7 @@ class JsonlConnector(ThreadedTwins):
                 self._reading().give_back([line])
 
     def get_transactions_count(self) -> int:
-        """How many lines wait; what is in flight does not count. Reads the rest of every file."""
+        """How many lines wait. Lines in flight do not count. Reads the rest of every file."""
         return self._reading().count()
 
     def fetch_transaction_by_id(self, transaction_id: str) -> Transaction | None:

@@ -1,4 +1,4 @@
-"""The folder that others put files into: only regular files in it are work."""
+"""The folder that other programs put files into. Only regular files are read."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class DropFolder:
         self._ignored: set[str] = set()
 
     def names(self) -> list[str]:
-        """The files that hold work, in order; what is no regular file is named once, in the log."""
+        """The files to read, in order. Anything that is no regular file is logged once."""
         found = [name for name in self._folder.names() if name.endswith(".jsonl")]
         return sorted(name for name in found if name[0] != "." and self._is_work(name))
 
     def all_names(self) -> list[str]:
-        """Every name there is."""
+        """Every name in the folder."""
         return self._folder.names()
 
     def open(self, name: str) -> BufferedReader:
@@ -38,11 +38,11 @@ class DropFolder:
             raise FileNotFoundError(*error.args) from error
 
     def look(self, name: str) -> os.stat_result:
-        """What the system says about it."""
+        """The system's status of a file."""
         return self._folder.look(name)
 
     def sync(self) -> None:
-        """Bring its names to disk."""
+        """Sync the folder, so that the names of its files are on disk."""
         self._folder.sync()
 
     def __enter__(self) -> Self:

@@ -73,7 +73,7 @@ class InboxLine:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its writer is done with it."""
+        """Whether its writer has finished it."""
         return self.is_terminated or (self.data is not None and is_complete(self.data))
 
 
@@ -154,7 +154,7 @@ _LIMITS = JournalLimits()
 
 
 class Stamp(NamedTuple):
-    """What the system says about a file: it changes with the file."""
+    """The system's record of a file, which changes when the file does."""
 
     inode: int
     changed: int
@@ -162,7 +162,7 @@ class Stamp(NamedTuple):
 
     @classmethod
     def of(cls, found: os.stat_result) -> Stamp:
-        """The stamp of a file that was just looked at."""
+        """The stamp of a file whose status was just read."""
         return cls(found.st_ino, found.st_ctime_ns, found.st_size)
 
     def is_steady(self, steady_after: float) -> bool:
@@ -227,12 +227,12 @@ class FileProgress:
         return self.is_at_end and self.line == self.next_line
 
     def is_done_with(self, stamp: Stamp) -> bool:
-        """Whether there is nothing in the file that was not there at the last look."""
+        """Whether the file has nothing new since it was last read."""
         is_read = self.is_stalled or stamp.size == self.next_offset
         return is_read and self.is_sure and stamp == self.stamp
 
     def holds(self, file: BufferedReader, stamp: Stamp) -> bool:
-        """Whether all that was read is still what the file holds."""
+        """Whether the file still holds everything that was read from it."""
         # Both ends first: that is cheap and finds nearly every replacement.
         if self.check != fingerprint(file, self.next_offset):
             return False
@@ -262,7 +262,7 @@ class FileProgress:
         return not self.is_sure and stamp.is_steady(self.steady_after) and not is_long
 
     def looked(self, stamp: Stamp, *, is_compared: bool) -> None:
-        """Note the stamp of the content that is about to be read."""
+        """Record the stamp of the content that is about to be read."""
         if stamp != self.stamp:
             self.is_sure = self.is_stamp_kept = False
         is_trusted = is_compared and stamp.is_steady(self.steady_after)
@@ -270,7 +270,9 @@ class FileProgress:
         self.stamp = stamp
 
     def came_to(self, size: int, check: int) -> None:
-        """A look is over; ``size`` is that of the file, ``check`` that of what was read of it."""
+        """Record the end of a round; ``size`` is the file's, ``check`` that of what was
+        read of it.
+        """
         self.check = check
         self.is_at_end = self.next_offset == size
         if self.is_settled and self.is_sure and not self.is_stamp_kept:
@@ -305,7 +307,7 @@ class FileProgress:
         self._meet()
 
     def _meet(self) -> None:
-        """Where everything that was read is settled, frontier and cursor are one place."""
+        """Make frontier and cursor the same place when everything that was read is settled."""
         if self.line == self.next_line:
             self.offset, self.settled_whole = self.next_offset, self.whole
 
@@ -351,7 +353,7 @@ class CommittedOffsets:
         return FileProgress(name, *place, steady_after=self._limits.steady_after)
 
     def verified(self, name: str, file: BufferedReader) -> FileProgress:
-        """The progress of a file, checked to be about the content that the file has now."""
+        """The progress of a file, checked against the content that the file has now."""
         known = self.of(name)
         stamp = Stamp.of(os.fstat(file.fileno()))
         if known.holds(file, stamp):
@@ -366,12 +368,12 @@ class CommittedOffsets:
         return fresh
 
     def forget_missing(self, names: set[str]) -> None:
-        """Drop what is known about files that are gone."""
+        """Forget files that are gone."""
         for name in self._files.keys() - names:
             del self._files[name]
 
     def record(self, lines: list[InboxLine]) -> int:
-        """Write down that ``lines`` are settled; returns the ticket for :meth:`sync`."""
+        """Record that ``lines`` are settled. Returns the ticket for :meth:`sync`."""
         entries = []
         for line in lines:
             file = line.file
@@ -400,7 +402,7 @@ class CommittedOffsets:
             raise taken(self._journal.path)
 
     def check(self) -> None:
-        """Raise when nothing more can be recorded."""
+        """Raise an error if nothing more can be recorded."""
         self._journal.check()
         if not self._journal.is_in_place:
             raise taken(self._journal.path)

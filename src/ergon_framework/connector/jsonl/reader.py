@@ -1,4 +1,4 @@
-"""What a connector over a folder of JSON Lines files delivers next, and what became of it."""
+"""Decides which lines of a folder are delivered next, and settles them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Gathered(Generic[T]):
-    """What one look into one file gave."""
+    """What one reading of one file gave."""
 
     file: FileProgress
     items: list[tuple[InboxLine, T]] = field(default_factory=list)
@@ -146,7 +146,7 @@ class DirectoryReader(Generic[T]):
             return items
 
     def settle(self, line: InboxLine) -> None:
-        """The line is done with. On disk when this returns."""
+        """Settle a line. The record is on disk when this returns."""
         with self._lock:
             # Recorded under the lock, synced outside of it: several settlements share one sync.
             ticket = self._progress.record([line])
@@ -159,7 +159,7 @@ class DirectoryReader(Generic[T]):
         self.settle(line)
 
     def give_back(self, lines: Iterable[InboxLine]) -> None:
-        """Deliver the lines again, before everything that comes after them."""
+        """Deliver the lines again, before all later lines."""
         with self._lock:
             for line in lines:
                 # The counter decides between equal places: lines themselves cannot be compared.
@@ -211,7 +211,9 @@ class DirectoryReader(Generic[T]):
                 raise seen.error
 
     def _look_into(self, name: str, room: int) -> _Gathered[T]:
-        """Read on in one file until ``room`` items are found, many are malformed, or it ends."""
+        """Continue reading one file until ``room`` items are found, many are malformed,
+        or it ends.
+        """
         seen: _Gathered[T] = _Gathered(self._progress.of(name))
         try:
             if seen.file.is_done_with(Stamp.of(self._drop.look(name))):
@@ -303,7 +305,7 @@ class DirectoryReader(Generic[T]):
         return long_letter(describe(error), _place(line), content)
 
     def _listed(self) -> list[str]:
-        """The names of the inbox files, in order; what is known about others is dropped."""
+        """The names of the inbox files, in order. Other files are forgotten."""
         names = self._drop.names()
         with self._lock:
             self._progress.forget_missing(set(names))

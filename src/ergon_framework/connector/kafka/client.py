@@ -1,4 +1,4 @@
-"""What the client library is told: the options of a connector as settings of librdkafka."""
+"""Turns the options of a connector into settings of librdkafka."""
 
 from __future__ import annotations
 
@@ -54,12 +54,14 @@ _of_parents: list[Any] = []
 
 
 def leave_to_parent(client: object) -> None:
-    """Keep a client that was made before a fork: freeing it waits for threads of the parent."""
+    """Keep a reference to a client from before a fork, because freeing it would wait for threads of
+    the parent.
+    """
     _of_parents.append(client)
 
 
 def check_topics(place: str, **given: str | None) -> None:
-    """Refuse what no topic can be called, and one topic in two parts: it would feed itself."""
+    """Refuse invalid topic names, and one topic in two roles, because it would feed itself."""
     parts: dict[str, str] = {}
     for part, topic in given.items():
         if topic is None:
@@ -79,7 +81,7 @@ def check_topics(place: str, **given: str | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Who we are, and how the connection is secured."""
+    """The credentials, and how the connection is secured."""
 
     is_tls: bool = False
     user: str | None = None
@@ -125,7 +127,7 @@ class ClientRule:
             raise ConfigurationError("group is empty", remedy='name one, group="billing"')
 
     def consumer(self) -> dict[str, Any]:
-        """Of a group member."""
+        """The settings of a group member."""
         return {
             **self._both(),
             "auto.offset.reset": "earliest",  # what was sent before the first start is work too
@@ -142,7 +144,7 @@ class ClientRule:
         }
 
     def producer(self) -> dict[str, Any]:
-        """Of the sender."""
+        """The settings of the sender."""
         return {
             **self._both(),
             # A topic that is not there is said to be missing in time, and not that time ran out.

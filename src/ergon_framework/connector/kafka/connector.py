@@ -70,7 +70,7 @@ from ergon_framework.storage.server import Observation
 from ergon_framework.telemetry.tracing import dispatching
 
 CLIENT_LOGGER = logging.getLogger("ergon.connector.kafka")
-"""Where the client library's own log lines go."""
+"""The logger for the client library's own log lines."""
 NOT_BEFORE = "ergon-not-before"
 """Header in a retry topic: the Unix time before which the message is not handed out."""
 PLACE = "ergon-origin"
@@ -87,7 +87,7 @@ CLOSING = 10.0
 
 
 class KafkaDelivery(Delivered):
-    """A delivered message, and where it was read from."""
+    """A delivered message with the place that it was read from."""
 
     __slots__ = ("entry", "key")
 
@@ -110,7 +110,7 @@ class KafkaDelivery(Delivered):
         return self.entry.offset
 
     def belongs_to_entry(self, owner: object, entry: Entry, key: bytes | None) -> None:
-        """As ``belongs_to``, written out: every message comes through here."""
+        """Like ``belongs_to``, written out because every message comes through here."""
         _set_owner(self, owner)
         _set_verb(self, None)
         _set_entry(self, entry)
@@ -490,7 +490,9 @@ class KafkaConnector(ThreadedConsuming):
         return delivery
 
     def _set_aside(self, member: GroupMember, entry: Entry, reason: str) -> None:
-        """Send what is no transaction to the dead letters; its offset passes when it is there."""
+        """Send a message that is no transaction to the dead letters; then its offset may be
+        committed.
+        """
         self.malformed += 1
 
         def told(sending: Future[None]) -> None:

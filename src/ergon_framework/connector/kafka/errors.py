@@ -1,4 +1,4 @@
-"""What the Kafka connector refuses, and what the client library raises, in words."""
+"""The errors of the Kafka connector, and the client library's errors in words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ class KafkaConnectorError(ConnectorError):
 
 
 class KafkaRefusedError(ConnectorError):
-    """The brokers are there, and take no messages for a topic until somebody has seen to it."""
+    """The brokers can be reached, and accept no messages for a topic until somebody corrects
+    something.
+    """
 
     code = "kafka_refused"
     failure_kind = "transient"
@@ -51,7 +53,7 @@ _REMEDIES = {
     "THROTTLING_QUOTA_EXCEEDED": "raise the quota of the user: kafka-configs.sh --describe",
     "INVALID_RECORD": "see what the brokers demand of messages in the topic {topic}",
 }
-"""What the brokers answer to a message until somebody has changed something there."""
+"""What to do about errors that the brokers return until somebody changes something there."""
 
 
 def refusal_of(name: str, topic: str, error: Any) -> KafkaRefusedError | None:

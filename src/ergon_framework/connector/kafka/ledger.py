@@ -1,8 +1,9 @@
 """Which messages of a partition are waiting, in hand or settled, and which offset may be committed.
 
-A group commits one offset per partition, and it means "everything below is done". Outcomes come in
-any order, so each is noted, and the offset moves over the longest run of messages that have theirs.
-This record is pure: it reads no clock and talks to nobody. Callers that share it hold a lock.
+A group commits one offset per partition, which means "everything below is done". Outcomes come in
+any order, so each is recorded, and the offset moves over the longest run of messages that have
+theirs. This module is pure: it reads no clock and does no I/O. Callers that share a ledger hold a
+lock.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class OffsetLedger:
         return list(self._logs)
 
     def assign(self, partitions: Iterable[Partition]) -> None:
-        """The partitions are ours, in a new generation: nothing of an earlier one counts."""
+        """Take partitions over, in a new generation: nothing of an earlier one counts."""
         for partition in partitions:
             self.revoke([partition])
             self._logs[partition] = PartitionLog(
@@ -115,7 +116,7 @@ class OffsetLedger:
             )
 
     def begin_revoking(self, partitions: Iterable[Partition]) -> None:
-        """Hand out nothing more of these: soon they are another member's."""
+        """Hand out nothing more of these partitions, because another member gets them soon."""
         for log in self._known(partitions):
             log.is_revoking = True
             for entry in log.entries:
@@ -124,7 +125,7 @@ class OffsetLedger:
         self._forget_revoked()
 
     def revoke(self, partitions: Iterable[Partition]) -> int:
-        """The partitions are another member's; answers how many messages were still in hand."""
+        """Give partitions up to another member. Returns how many messages were still in hand."""
         in_hand = 0
         for log in self._known(partitions):
             in_hand += log.in_hand
@@ -150,7 +151,9 @@ class OffsetLedger:
         message: Any,
         due: float = 0.0,
     ) -> bool:
-        """A message was polled; False when it is not ours to handle, or was polled before."""
+        """Add a polled message. False if its partition is not this member's, or it was polled
+        before.
+        """
         log = self._logs.get(partition)
         if log is None or log.is_revoking or offset <= log.last_polled:
             return False
@@ -172,7 +175,7 @@ class OffsetLedger:
         return True
 
     def reach_end(self, partition: Partition) -> None:
-        """Nothing is left in a partition for now."""
+        """Note that a partition has no more messages for now."""
         for log in self._known([partition]):
             log.is_at_end = True
 
@@ -208,7 +211,9 @@ class OffsetLedger:
     # ---- messages go out, and are settled ----
 
     def next_due(self, now: float) -> float:
-        """Seconds until a message may be handed out; 0 when one may, infinity when none waits."""
+        """Seconds until a message may be handed out: 0 when one may be now, infinity when none
+        waits.
+        """
         if self._fresh or self._again:
             return 0.0
         return max(0.0, self._parked[0][0] - now) if self._parked else math.inf
@@ -231,7 +236,7 @@ class OffsetLedger:
         return taken
 
     def settle(self, entry: Entry) -> bool:
-        """The message has its outcome; False when it is no longer ours: then nothing changes."""
+        """Settle a message. False, without a change, if its partition was revoked."""
         if entry.stage is not _IN_HAND:
             return self._is_ours(entry)
         log = entry.log
@@ -252,7 +257,7 @@ class OffsetLedger:
         return self._is_ours(entry)
 
     def give_back(self, entry: Entry, due: float = 0.0) -> bool:
-        """The message was not worked to an end: hand it out again, not before ``due``."""
+        """Hand a message out again, not before ``due``."""
         if not self._is_ours(entry):
             return False
         if entry.log.is_revoking:
@@ -275,7 +280,7 @@ class OffsetLedger:
         }
 
     def commit(self, offsets: Iterable[tuple[Partition, int]]) -> None:
-        """The group has taken these offsets."""
+        """Note that the group has accepted these offsets."""
         for partition, offset in offsets:
             for log in self._known([partition]):
                 log.committed = offset

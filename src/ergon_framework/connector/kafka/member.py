@@ -23,14 +23,14 @@ from ergon_framework.errors import ConnectorError, describe
 logger = logging.getLogger("ergon.connector")
 
 POLL = 0.1
-"""Seconds of one look for messages."""
+"""Seconds of one poll for messages."""
 FULL = 0.5
 """Seconds without room after which partitions are paused. Pausing throws away what the client
 library has fetched ahead, so it is not done for a moment."""
 MOST = 500
-"""Messages of one look."""
+"""How many messages one poll returns."""
 QUESTION = 5.0
-"""Seconds for one question to the brokers."""
+"""Seconds for one request to the brokers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,10 @@ class GroupMember:
     # ---- for whoever fetches and settles ----
 
     def wait(self, seconds: float, gave_up: threading.Event) -> None:
-        """Wait until something can be taken; so long at most once all partitions are empty.
+        """Wait until a message can be taken, or for so many seconds once all partitions are empty.
 
-        While the brokers are away, or the group has not given out its partitions, nobody knows
-        whether there is work. Then it waits on, until a stop is asked.
+        While the brokers cannot be reached, or the group has not assigned its partitions, it is
+        unknown whether there are messages. Then it waits until a stop is requested.
         """
         until: float | None = None
         with self._lock:
@@ -143,12 +143,12 @@ class GroupMember:
             self._notify_all()
 
     def wake(self) -> None:
-        """Let those that wait look round."""
+        """Wake the threads that wait."""
         with self._lock:
             self._changed.notify_all()
 
     def lag(self) -> int:
-        """How many messages of the topics nobody has in hand or has settled."""
+        """How many messages of the topics are neither in hand nor settled."""
         # A consumer of its own, which joins nothing: the member's is busy polling, and answers
         # nobody else meanwhile.
         asker = self._make_consumer({})
@@ -171,12 +171,12 @@ class GroupMember:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the brokers refuse us, or the member has ended."""
+        """Whether the brokers refuse this member, or it has ended."""
         return self._refusal is not None
 
     @property
     def trouble(self) -> str:
-        """What the brokers complained of last, while it lasts."""
+        """The last error of the brokers, while it lasts."""
         return self._trouble
 
     def close(self) -> None:
@@ -331,7 +331,7 @@ class GroupMember:
             self._commit()
 
     def _on_revoke(self, _consumer: object, partitions: Iterable[Any]) -> None:
-        """Another member gets these: wait for what is in hand, then commit what is settled."""
+        """Give partitions up: wait for what is in hand, then commit what is settled."""
         found = [(each.topic, each.partition) for each in partitions]
         until = SYSTEM_CLOCK.now() + self._rule.revoke_wait
         with self._lock:
@@ -346,9 +346,9 @@ class GroupMember:
         self._forget(found)
 
     def _on_lost(self, _consumer: object, partitions: Iterable[Any]) -> None:
-        """Others have these already: nothing can be committed any more.
+        """Handle partitions that others have already: nothing can be committed any more.
 
-        Until partitions are given out again nobody knows whether there is work.
+        Until partitions are assigned again it is unknown whether there are messages.
         """
         logger.warning(
             "%s: the group went on without this member; what was settled since the last commit"
@@ -388,7 +388,7 @@ class GroupMember:
             self._changed.notify_all()
 
     def _complain(self, error: Any) -> None:
-        """Keep what the brokers complain of, and log it when it is new."""
+        """Remember an error of the brokers, and log it when it is new."""
         told = error.str()
         if error.code() in _rebalancing():
             return  # the next commit, or the next member, does it

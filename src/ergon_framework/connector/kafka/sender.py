@@ -23,7 +23,7 @@ from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConnectorError
 
 POLL = 0.2
-"""Seconds of one look for delivery reports; closing waits that long at most for the thread."""
+"""Seconds of one poll for delivery reports. Closing waits that long at most for the thread."""
 ASK_AGAIN = 1.0
 """Seconds after which a topic is looked at again that was refused."""
 ASK_TIMEOUT = 2.0
@@ -33,7 +33,7 @@ SLICE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is sent: the client library's words for one message."""
+    """One message to send, in the form of the client library."""
 
     topic: str
     value: bytes | None
@@ -42,13 +42,13 @@ class Record:
 
     @property
     def size(self) -> int:
-        """Bytes of it, about as the broker counts them."""
+        """Its size in bytes, about as the broker counts it."""
         headers = sum(len(name) + len(value) for name, value in self.headers)
         return len(self.value or b"") + len(self.key or b"") + headers
 
 
 class _Reports:
-    """The reports that are missing of one batch, and what they said."""
+    """The delivery reports of one batch: how many are missing, and the first error."""
 
     def __init__(
         self, name: str, count: int, refusals: Refusals, ended_by: Callable[[], Any]
@@ -124,7 +124,7 @@ class Sender:
         self._thread: threading.Thread | None = None
 
     def send(self, records: Sequence[Record]) -> None:
-        """Send them all; returns when each is on the broker."""
+        """Send all records. Returns when each is on the broker."""
         for start in range(0, len(records), SLICE):
             self.begin(records[start : start + SLICE]).result()
 
@@ -155,7 +155,7 @@ class Sender:
         return self._opened().list_topics(timeout=timeout, **arguments)
 
     def close(self) -> None:
-        """Wait for what is under way, so long as it may take, and let go."""
+        """Wait for records under way, for as long as they may take, and close."""
         with self._lock:
             self._is_closed, thread = True, self._thread
         if thread is None:

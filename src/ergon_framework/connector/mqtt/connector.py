@@ -180,7 +180,7 @@ class MqttConnector:
         self._wakeup.stop()
 
     def close(self) -> None:
-        """Let go; the broker keeps the session, and what was not settled in it."""
+        """Close. The broker keeps the session and its unsettled messages."""
         self._consuming.close()
         self._publishing.close()
         self._aconsuming.abandon()
@@ -474,7 +474,9 @@ class MqttConnector:
                 self._check(session, publication, code)
 
     def _check(self, session: MqttSession, publication: MqttPublication, code: int) -> None:
-        """Raise what a reason code means, and remember it until the like is taken."""
+        """Raise the error of a reason code, and remember it until a message of that kind is
+        accepted.
+        """
         what = "dead letters" if publication.is_dead_letter else publication.topic
         try:
             session.check(publication, code)
@@ -501,7 +503,7 @@ class MqttConnector:
         return session
 
     def _opened(self, options: SessionOptions) -> MqttSession:
-        """A session with the first host that takes it."""
+        """Open a session with the first host that accepts it."""
         failure: Exception = ConnectionError("the URL names no host")
         for host, port in self._url.hosts:
             session = MqttSession(options, self._wakeup)
@@ -578,6 +580,6 @@ def _on_loop(name: str, wakeup: Wakeup, connect: Any) -> AsyncBrokerConnection[M
 
 
 def _let_go(making: Future[MqttSession]) -> None:
-    """Nobody waits any more for the session that was being made."""
+    """Close a session that was being opened, because its caller has left."""
     if not making.cancelled() and making.exception() is None:
         making.result().close()

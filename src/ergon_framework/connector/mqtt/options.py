@@ -1,6 +1,6 @@
-"""What MQTT has no room or no meaning for, refused before anything is connected.
+"""Refuses options that MQTT has no room or no meaning for, before anything is connected.
 
-Otherwise each would look like a broker that is away, and be tried again for ever.
+Otherwise each would look like a broker that cannot be reached, and be retried for ever.
 """
 
 from __future__ import annotations

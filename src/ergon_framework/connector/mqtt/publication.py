@@ -1,4 +1,4 @@
-"""What is published: one message, the bounds that MQTT has for it, and where a dead letter lies."""
+"""One message to publish, the bounds that MQTT has for it, and the topic of a dead letter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_PLACE = 200
 
 @dataclass(frozen=True, slots=True)
 class MqttPublication:
-    """What is published, with QoS 1."""
+    """One message to publish with QoS 1."""
 
     topic: str
     body: bytes

@@ -35,7 +35,7 @@ ANSWER_TIMEOUT = 30.0
 """Seconds that the broker has for an answer."""
 TLS_OPTIONS = connection_errors.Options("ca=FILE", "cert=FILE and key=FILE", "mqtt://")
 HELD_BACK = 1.0
-"""Seconds for which nothing is read while too many messages with QoS 0 wait here."""
+"""Seconds for which nothing is read when too many messages with QoS 0 wait here."""
 NOBODY = 0x10
 """The reason code of a message for which there is no subscription."""
 FAILED = 0x80
@@ -58,14 +58,14 @@ class MqttConnectorError(ConnectorError):
 
 
 class NobodySubscribedError(MqttConnectorError):
-    """A message was published, and no session would ever get it."""
+    """A message was published that no session would ever receive."""
 
     code = "mqtt_nobody_subscribed"
 
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """How to connect; without a client id the session ends with its connection."""
+    """How to connect. Without a client id, the session ends with its connection."""
 
     url: BrokerUrl
     tls: ssl.SSLContext | None
@@ -77,7 +77,7 @@ class SessionOptions:
 
 @dataclass(slots=True, eq=False)
 class Arrived:
-    """One message in the hands of a session, until it is acknowledged there."""
+    """One message that a session has received, until it is acknowledged there."""
 
     body: bytes
     headers: Mapping[str, str]
@@ -88,9 +88,9 @@ class Arrived:
     qos: int
     session: MqttSession
     place: int = 0
-    """Among those that are acknowledged in their order."""
+    """Its place in the order of acknowledgements."""
     number: int = 0
-    """Among all that came through its session."""
+    """Its number among all messages of its session."""
 
     @property
     def own_id(self) -> str:
@@ -114,13 +114,13 @@ class ArrivalOrder:
         self._places = itertools.count()
 
     def add(self, arrived: Arrived) -> None:
-        """It has come."""
+        """Add a message that has arrived."""
         with self._lock:
             arrived.place = next(self._places)
             self._unsettled[arrived.place] = arrived
 
     def settle(self, arrived: Arrived) -> list[Arrived]:
-        """It is settled; those that are acknowledged now, in their order."""
+        """Mark a message as settled. Returns the messages to acknowledge now, in order."""
         with self._lock:
             is_oldest = next(iter(self._unsettled), None) == arrived.place
             del self._unsettled[arrived.place]
@@ -142,7 +142,7 @@ class ArrivalOrder:
 
 
 class MqttDelivery(Delivered):
-    """A delivered transaction, with the message it was made of."""
+    """A delivered transaction with its message."""
 
     __slots__ = ("arrived",)
 
@@ -161,7 +161,7 @@ class MqttSession:
         self._options = options
         self._wakeup = wakeup
         self.identity = str(uuid.uuid4())
-        """No other session has it, of this process or any other."""
+        """A random identity that no other session has."""
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()  # nothing of the client's is called under it
         self._waiting: dict[tuple[str, int], Future[int]] = {}
@@ -174,7 +174,7 @@ class MqttSession:
         self._opened_at: float | None = None
         self._room = threading.Condition(self._lock)
         self.discarded = 0
-        """Messages with QoS 0 that were let go of, because too many waited here already."""
+        """How many messages with QoS 0 were dropped, because too many waited here."""
         self._is_closing = False
         self.was_refused = False
         """Whether the broker has refused a message that was published through it."""
@@ -183,7 +183,7 @@ class MqttSession:
     # ---- opening and closing ----
 
     def open(self, host: str, port: int) -> None:
-        """Connect; what goes wrong is raised, and then nothing of the session is left."""
+        """Connect. On an error nothing of the session is left."""
         failure: Exception | None = None
         try:
             self._connect(host, port)
@@ -203,7 +203,7 @@ class MqttSession:
         return self.error is None and not self._is_closing
 
     def close(self) -> None:
-        """Leave. The broker keeps the session, and what was not acknowledged in it."""
+        """Disconnect. The broker keeps the session and its unacknowledged messages."""
         self._is_closing = True
         with self._lock:
             self._room.notify_all()
@@ -289,24 +289,24 @@ class MqttSession:
             )
 
     def pop(self, batch_size: int) -> list[Arrived]:
-        """What has come, in order, at most so many."""
+        """Take messages that have arrived, in order, at most so many."""
         with self._lock:
             self._room.notify_all()
             return [self._buffer.popleft() for _ in range(min(batch_size, len(self._buffer)))]
 
     def put_back(self, arrived: Sequence[Arrived]) -> None:
-        """Deliver these first."""
+        """Deliver these messages first."""
         with self._lock:
             self._buffer.extendleft(reversed(arrived))
         self._wakeup.notify()
 
     def is_due(self) -> bool:
-        """Whether a fetch has something to return for."""
+        """Whether a waiting fetch should return."""
         return bool(self._buffer) or not self.is_open
 
     @property
     def buffered(self) -> int:
-        """How many have come and were not fetched."""
+        """How many messages have arrived and were not fetched."""
         return len(self._buffer)
 
     def ack(self, arrived: Arrived) -> None:
@@ -349,7 +349,7 @@ class MqttSession:
         return self._answer("publish", sent.mid)
 
     def check(self, publication: MqttPublication, code: int) -> None:
-        """Raise what a reason code means."""
+        """Raise the error of a reason code."""
         name, topic = self._options.url.name, publication.topic
         if code == NOBODY and not publication.retain:
             raise NobodySubscribedError(
@@ -482,7 +482,7 @@ def _close_sockets(client: Any) -> None:
 
 
 def waited(future: Future[int]) -> int:
-    """The reason code, in threads."""
+    """Wait for the reason code in a thread."""
     try:
         return future.result(ANSWER_TIMEOUT)
     except TimeoutError:
@@ -490,7 +490,7 @@ def waited(future: Future[int]) -> int:
 
 
 async def waited_async(futures: Sequence[Future[int]]) -> list[int]:
-    """The reason codes, in an event loop."""
+    """Await the reason codes in an event loop."""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT):
             return await asyncio.gather(*map(asyncio.wrap_future, futures))

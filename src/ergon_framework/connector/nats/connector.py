@@ -58,7 +58,7 @@ _DELIVER = ("all", "new", "last")
 
 
 class _Held(NamedTuple):
-    """What it takes to settle a message."""
+    """What is needed to settle a message."""
 
     reply: str
     body: bytes
@@ -202,7 +202,7 @@ class NatsConnector(ThreadedTwins):
         yield from self._refusals.observations()
 
     def _reads_dead_letters(self, patterns: Iterable[str]) -> bool:
-        """Whether what is set aside would come again through one of these."""
+        """Whether dead letters would be delivered again through one of these streams."""
         subject = self._dead_letters
         return subject is not None and any(is_taken_in(each, subject) for each in patterns)
 
@@ -350,7 +350,8 @@ class NatsConnector(ThreadedTwins):
     def _tell(self, held: _Held, how: bytes, dead_reason: str | None) -> None:
         """Tell the server how a delivery ended, on another connection if the first one breaks.
 
-        A delivery belongs to the consumer, not to a connection, and the same again is harmless.
+        A delivery belongs to the consumer, not to a connection, and repeating a settlement is
+        harmless.
         """
         try:
             self._source.with_session(lambda _: self._told(held, how, dead_reason))
@@ -365,7 +366,9 @@ class NatsConnector(ThreadedTwins):
             self._refuse_unheard()
 
     def _refuse_forgotten(self, held: _Held) -> None:
-        """A server that was killed may not know what it had delivered, and does not answer then."""
+        """Raise an error if a restarted server does not know the delivery any more; it does not
+        answer then.
+        """
         if self._consumer is None or held.link == self._jetstream.client.link:
             return
         delivered = self._jetstream.delivered(self._stream, self._consumer.durable)
@@ -378,7 +381,9 @@ class NatsConnector(ThreadedTwins):
             )
 
     def _refuse_unheard(self) -> None:
-        """Nobody took the outcome: the consumer was deleted, or its cluster has no leader."""
+        """Raise an error if no server took the settlement: the consumer was deleted, or its cluster
+        has no leader.
+        """
         durable = "" if self._consumer is None else self._consumer.durable
         if durable and self._jetstream.consumer(self._stream, durable) is not None:
             raise StoreUnavailableError(
@@ -393,7 +398,7 @@ class NatsConnector(ThreadedTwins):
         )
 
     def _set_aside(self, held: _Held, reason: str) -> None:
-        """Keep a message that is not delivered to anybody as a dead letter, and terminate it."""
+        """Publish a message that cannot be delivered as a dead letter, and terminate it."""
         if self._ordered is None:
             self._tell(held, reason_of(reason), reason)
 
@@ -407,7 +412,7 @@ class NatsConnector(ThreadedTwins):
         self._published([letter])
 
     def _published(self, messages: Sequence[Sendable]) -> None:
-        """Publish to one subject; where that is refused, health is bad until it takes some."""
+        """Publish to one subject. If that is refused, health is bad until a message is accepted."""
         subject = messages[0][0]
         try:
             self._jetstream.publish(messages)
@@ -478,7 +483,7 @@ class NatsConnector(ThreadedTwins):
         return session
 
     def _renew(self, leases: Sequence[Lease]) -> Collection[Lease]:
-        """Tell the server that what is in hand is worked on."""
+        """Tell the server that held messages are being worked on."""
         replies = [lease.place.reply for lease in leases]
         self._source.with_session(lambda _: self._jetstream.in_progress(replies))
         return ()
@@ -515,7 +520,7 @@ def _consumer_of(
     deliver: str,
     ordered: bool,
 ) -> DurableConsumer | None:
-    """The durable consumer that is meant, if one is; refuses what contradicts itself."""
+    """The durable consumer of the options, if there is one. Contradictions are refused."""
     if stream is None and (consumer is not None or ordered):
         raise ConfigurationError(
             "a NatsConnector that reads needs a stream", remedy='stream="ORDERS"'

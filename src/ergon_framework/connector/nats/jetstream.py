@@ -1,4 +1,4 @@
-"""What the connector asks a NATS server for: consumers, pulls, acknowledgements, publishing.
+"""The connector's calls to a NATS server: consumers, pulls, acknowledgements, publishing.
 
 ``OrderedReader`` reads a stream from a place on, without acknowledgements.
 """
@@ -61,7 +61,7 @@ class ConflictingMessageError(NatsConnectorError):
 
 
 class ConsumerUnservedError(StoreUnavailableError):
-    """The server is there, and nobody in it serves the consumer: deleted, or without a leader."""
+    """The server can be reached, but the consumer was deleted or has no leader."""
 
     is_refusal: ClassVar[bool] = True
 
@@ -71,7 +71,7 @@ _NOWHERE = (1 << 63) - 1
 
 
 class SubjectUnheardError(StoreUnavailableError):
-    """The server is there, and no stream of it takes what is published to the subject."""
+    """The server can be reached, but none of its streams takes what is published to the subject."""
 
     is_refusal: ClassVar[bool] = True
 
@@ -89,7 +89,7 @@ class DurableConsumer:
 
 @dataclass(frozen=True, slots=True)
 class JetStreamSession:
-    """What is known of a server once it was reached."""
+    """What is known of a server after the first connection."""
 
     ack_wait: float = DEFAULT_ACK_WAIT
 
@@ -122,9 +122,10 @@ class JetStream:
         return JetStreamSession(config["ack_wait"] / _NANOSECONDS)
 
     def check_settling(self, options: DurableConsumer) -> None:
-        """Raise where the user may not tell how deliveries end: each would be worked for ever.
+        """Raise an error if the user may not settle deliveries, because each would be repeated for
+        ever.
 
-        It says that a delivery is worked on which no consumer has ever made.
+        It reports progress on a delivery that no consumer has ever made.
         """
         place = f"1.{_NOWHERE}.{_NOWHERE}.0.0"
         self.settle(f"$JS.ACK.{options.stream}.{options.durable}.{place}", b"+WPI")
@@ -187,7 +188,9 @@ class JetStream:
         self.pulls.give_up()
 
     def settle(self, reply: str, how: bytes) -> bool:
-        """Tell the server how a delivery ended; whether the consumer is there and has heard it."""
+        """Settle a delivery at the server. Returns whether the consumer exists and has
+        received it.
+        """
         return not self.client.send([(reply, how, None)]).status
 
     def in_progress(self, replies: Sequence[str]) -> None:
@@ -210,7 +213,9 @@ class JetStream:
                     self._refuse_other(message, answer)
 
     def _refuse_other(self, message: Sendable, answer: Mapping[str, Any]) -> None:
-        """Refuse other content under an id that the stream knows; what it has no more passes."""
+        """Refuse other content under an id that the stream knows. A message that it has deleted
+        cannot be compared.
+        """
         try:
             there = self.api(f"STREAM.MSG.GET.{answer['stream']}", {"seq": answer["seq"]})
         except StoreUnavailableError:
@@ -229,7 +234,7 @@ class JetStream:
     def api(
         self, subject: str, request: Mapping[str, Any] | None, none_for: int = 0
     ) -> dict[str, Any] | None:
-        """Ask the server; None for the one error that says that there is none."""
+        """Call the server's API. Returns None for the error that the thing does not exist."""
         data = json.dumps(request).encode() if request is not None else b""
         reply = self.client.request(f"$JS.API.{subject}", data)
         if reply.status:
@@ -252,7 +257,7 @@ def reason_of(text: str) -> bytes:
 
 
 def delayed(seconds: float) -> bytes:
-    """Back to the server, which keeps it for so long."""
+    """The settlement that has the server deliver the message again after so many seconds."""
     return b'-NAK {"delay": %d}' % int(seconds * _NANOSECONDS)
 
 
@@ -274,7 +279,7 @@ def _unheard(name: str, subject: str) -> SubjectUnheardError:
 
 
 def _refuse_unfit(config: Mapping[str, Any], options: DurableConsumer) -> None:
-    """Refuse a consumer of the server that does not do what the options say."""
+    """Refuse a consumer of the server whose configuration contradicts the options."""
     about = f"the consumer {options.durable!r} of the stream {options.stream!r}"
     edit = f"nats consumer edit {shlex.quote(options.stream)} {shlex.quote(options.durable)}"
     if config.get("deliver_subject"):

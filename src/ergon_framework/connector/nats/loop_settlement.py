@@ -44,7 +44,7 @@ class _Link:
         return self._over.done() or self.client.is_closed
 
     async def settle(self, reply: str, how: bytes, seconds: float) -> bool:
-        """Whether anybody took it, as soon as the server says so."""
+        """Whether the server took the settlement, as soon as it confirms that."""
         number = str(next(self._numbers))
         heard: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting[number] = heard
@@ -62,7 +62,9 @@ class _Link:
             heard.set_result(STATUS_HEADER not in (message.headers or {}))
 
     def over(self) -> None:
-        """The connection is gone, and nobody knows what the server has heard."""
+        """Handle the end of the connection: it is unknown which settlements the server has
+        received.
+        """
         if not self._over.done():
             self._over.set_result(None)
         for heard in self._waiting.values():
@@ -102,7 +104,9 @@ class LoopSettlement:
         self._outage = Outage()
 
     async def settle(self, reply: str, how: bytes) -> bool:
-        """Say how a delivery ended; False when that was not heard, and another way is needed."""
+        """Settle a delivery. False when the server did not confirm it, and another connection is
+        needed.
+        """
         loop = asyncio.get_running_loop()
         if self._is_closed or not self._serves(loop):
             return False

@@ -55,7 +55,7 @@ def options_of(
     dead_letters: str | None,
     lease: float,
 ) -> TableOptions:
-    """What was said, checked as far as that is possible without the table."""
+    """The options, checked as far as that is possible without the table."""
     if not isinstance(table, str) or not table.strip("."):
         raise ConfigurationError(
             "a PostgresConnector needs a table", remedy='table="orders", or "shop.orders"'

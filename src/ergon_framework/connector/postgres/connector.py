@@ -47,7 +47,9 @@ T = TypeVar("T")
 _SETTINGS = "a fetch takes wait, and a dispatch takes connection"
 _MAX_REASON = 4000
 _LONGEST_LOOK = 5.0
-"""Seconds until a fetch that waits looks for itself: nobody tells of a lease that ended."""
+"""Seconds after which a waiting fetch reads the table by itself, because no notification tells of
+expired leases.
+"""
 _STANDBY = 1.0
 """The same for a reader that stands by while another one has the table."""
 
@@ -129,7 +131,7 @@ class PostgresConnector(ThreadedTwins):
             bounds=(max_in_flight, max_in_flight_bytes),
         )
         self._refused: set[str] = set()
-        """Statements that the user had no right to, when they were last tried."""
+        """Statements for which the user had no rights when they were last tried."""
         self.malformed = 0
         if not self._is_leased:
             self._offer_no_parking()
@@ -137,7 +139,7 @@ class PostgresConnector(ThreadedTwins):
     # ---- opening and closing ----
 
     def open(self) -> None:
-        """Connect, and look at the table; otherwise the first use does."""
+        """Connect, and inspect the table; otherwise the first use does."""
         self._source.connection.get()
 
     def health(self) -> bool:
@@ -186,10 +188,11 @@ class PostgresConnector(ThreadedTwins):
     def dispatch_transactions(
         self, transactions: Iterable[Transaction], *, connection: Any = None, **extra: Any
     ) -> None:
-        """Insert a row for each, all or none of them. Ids that are there already are left.
+        """Insert a row for each transaction, all or none. Rows with existing ids are left as they
+        are.
 
         With ``connection`` they are inserted in the transaction of that connection, which is the
-        caller's: they are there when the caller commits, and only then.
+        caller's: they exist when the caller commits, and only then.
         """
         refuse_extra(self, extra, _SETTINGS)
         self._source.refuse_closed()
@@ -239,7 +242,7 @@ class PostgresConnector(ThreadedTwins):
         )
 
     def _claimed(self, session: TableSession, room: int, until: float) -> list[Transaction] | None:
-        """What is there; None after a wait, when it is time to look again."""
+        """The claimed rows. None after a wait, when the table is to be read again."""
         is_waiting = SYSTEM_CLOCK.now() < until
         # Before the look: what is put in between the look and the wait must end the wait.
         subscription = session.subscribed() if is_waiting else None
@@ -273,7 +276,7 @@ class PostgresConnector(ThreadedTwins):
         return list(found)
 
     def _delivery_of(self, session: TableSession, row: TableRow) -> LeasedDelivery | None:
-        """What is handed out of a row; None when the row is set aside."""
+        """The delivery of a row. None when the row is set aside."""
         if self._max_deliveries and row.attempts > self._max_deliveries:
             self._set_aside(row, f"delivered {row.attempts - 1} times without an outcome")
             return None
@@ -354,18 +357,18 @@ class PostgresConnector(ThreadedTwins):
                 raise
 
     def _set_aside(self, row: TableRow, reason: str) -> None:
-        """A row that is not delivered to anybody ends as one that failed for good."""
+        """Set a row aside that cannot be delivered, like one that failed for good."""
         values = {"reason": reason[:_MAX_REASON]}
         self._with_session(
             lambda session: session.rows().settle(session.statements.dead, row, **values)
         )
 
     def get_transactions_count(self) -> int:
-        """How many rows wait, parked ones included."""
+        """How many rows wait, including parked ones."""
         return self._with_session(lambda session: session.count())
 
     def fetch_transaction_by_id(self, transaction_id: str) -> Transaction | None:
-        """The row of this id, whatever became of it. It claims nothing."""
+        """The row of this id in any state. It claims nothing."""
         row = self._with_session(lambda session: session.find(transaction_id))
         if row is None:
             return None
@@ -405,7 +408,7 @@ class PostgresConnector(ThreadedTwins):
         return self._source.with_session(lambda session: self._do(session, work))
 
     def _renew(self, leases: Sequence[Lease]) -> Collection[Lease]:
-        """Keep rows in hand for another while; those that are somebody else's by now."""
+        """Renew the leases of held rows. Returns the rows that were lost."""
         if not self._is_leased:
             return ()
         kept = self._with_session(lambda session: session.renew([each.place for each in leases]))

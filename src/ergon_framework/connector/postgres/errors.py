@@ -20,8 +20,8 @@ class ConflictingRowError(PostgresConnectorError):
 
 
 class TableRefusedError(StoreUnavailableError):
-    """The server is there and refuses a statement, until somebody gives the user its rights."""
+    """The server can be reached and refuses a statement until the user is given rights."""
 
     is_refusal: ClassVar[bool] = True
     statement = ""
-    """What it refused, without values."""
+    """The refused statement, without values."""

@@ -56,11 +56,11 @@ class TableRow(NamedTuple):
     headers: Mapping[str, str]
     attempts: int
     token: str
-    """What shows that it is ours."""
+    """The token that proves that this process holds the row."""
 
 
 class TableSchema:
-    """Looks at the table when a database is opened; it is the user's, so nothing is made."""
+    """Inspects the table when a database is opened. It is the user's table, so nothing is made."""
 
     statements: TableStatements
 
@@ -68,7 +68,7 @@ class TableSchema:
         self._options = options
 
     def check(self, connection: Connection, name: str, namespace: str | None) -> None:
-        """Refuse a table that cannot play its role."""
+        """Refuse a table that the connector cannot use."""
         found = look_at(connection, self._options.table)
         refuse_unfit(self._options, found, name)
         dead = self._options.dead_letters
@@ -94,7 +94,7 @@ class RowHolder(Protocol):
         """Settle a row, if this process still holds it."""
 
     def close(self) -> None:
-        """Let go of all of them."""
+        """Release all rows."""
 
 
 class LeasedRows:
@@ -129,7 +129,7 @@ class LeasedRows:
             )
 
     def renew(self, rows: Sequence[TableRow]) -> Collection[tuple[Any, str]]:
-        """Keep rows for another while; the ids and leases of those that are still ours."""
+        """Renew the leases of rows. Returns the ids and leases that are still held."""
         asked = {
             "seconds": self._seconds,
             "ids": [row.id for row in rows],
@@ -139,12 +139,12 @@ class LeasedRows:
         return {(identity, token.replace("-", "")) for identity, token in found}
 
     def next_due(self) -> float | None:
-        """Seconds until a row may be delivered that must not be now."""
+        """Seconds until a parked or leased row may be delivered."""
         [[seconds]] = rows_of(self._database, self._statements.next_due, {})
         return None if seconds is None else max(0.0, float(seconds))
 
     def close(self) -> None:
-        """Leases end by themselves."""
+        """Does nothing, because leases expire."""
 
 
 class ExclusiveRows:
@@ -177,7 +177,7 @@ class ExclusiveRows:
         return rows
 
     def settle(self, statement: str, row: TableRow, **values: Any) -> None:
-        """Say how a row ended, on the connection that has the lock."""
+        """Settle a row, on the connection that has the lock."""
         if self._held.get(row.id) is not row:
             raise ChannelLostError(f"the row {row.id!r} was delivered on a connection that is lost")
         if statement:  # without one the row is given back, and nothing changes in the table
@@ -214,7 +214,7 @@ def _bytes_of(statement: str) -> bytes:
 
 
 def row_of(given: Sequence[Any], token: str) -> TableRow:
-    """A row as it came."""
+    """The row of a query result."""
     identity, payload, headers, attempts = given
     if isinstance(payload, int | float | list):  # of a number, bytes() would make as many
         raise StoreSchemaError(f"a payload is {type(payload).__name__}, which none was before")
@@ -234,7 +234,7 @@ def _texts_in(headers: str | None) -> dict[str, str]:
 
 
 def rows_of(database: PostgresDatabase, statement: str, values: Mapping[str, Any]) -> list[Any]:
-    """What one statement finds, in a transaction of its own."""
+    """The rows that one statement finds, in a transaction of its own."""
     with naming(statement):
         return database.run(lambda on: on.execute(statement.encode(), values).fetchall())
 
@@ -276,14 +276,14 @@ def plan(on: Connection, statement: str) -> None:
 
 
 class NewRow(NamedTuple):
-    """One row to be put in."""
+    """One row to insert."""
 
     id: str
     message: BrokerMessage
 
 
 class TableSession:
-    """A database that was reached, with the table in it that was looked at."""
+    """An open database, with the inspected table."""
 
     def __init__(
         self, url: str, options: TableOptions, channel: str, refused: Iterable[str] = ()
@@ -304,9 +304,10 @@ class TableSession:
             raise
 
     def do(self, work: Callable[[TableSession], T]) -> T:
-        """Do something with the table. When that fails because it was changed, this is lost.
+        """Do something with the table.
 
-        The next session looks at the table again, and says what it lacks.
+        If that fails because the table was changed, the session ends. The next one inspects the
+        table again, and says what it lacks.
         """
         try:
             return work(self)
@@ -320,7 +321,7 @@ class TableSession:
             raise
 
     def refuse_changed(self, reason: str) -> None:
-        """Raise when the table is not as it was when it was looked at."""
+        """Raise an error if the table was changed since it was inspected."""
         found = self.database.run(lambda on: look_at(on, self._options.table))
         dead = self._options.dead_letters
         is_there = dead is None or self.database.run(lambda on: look_at(on, dead))
@@ -331,7 +332,7 @@ class TableSession:
             )
 
     def refuse(self, statement: str) -> None:
-        """Raise what the server says when a statement would be refused."""
+        """Raise the server's error if a statement would be refused."""
 
         def work(_: TableSession) -> None:
             with naming(statement):
@@ -350,7 +351,7 @@ class TableSession:
         return ""
 
     def subscribed(self) -> LocalSubscription:
-        """What is woken when a row was put in."""
+        """The subscription that is notified when a row was inserted."""
         if self.subscription is None:
             self.subscription = self.database.subscribe(self._channel)
         return self.subscription
@@ -366,12 +367,12 @@ class TableSession:
         return self._rows
 
     def renew(self, rows: Sequence[TableRow]) -> Collection[tuple[Any, str]]:
-        """Keep leased rows for another while; the ids and leases of those that are still ours."""
+        """Renew the leases of rows. Returns the ids and leases that are still held."""
         held = self.rows()
         return held.renew(rows) if isinstance(held, LeasedRows) else ()
 
     def look_within(self, longest: float, standby: float) -> float:
-        """Seconds until a fetch that waits looks for itself at the latest."""
+        """The longest time, in seconds, after which a waiting fetch reads the table by itself."""
         held = self.rows()
         if isinstance(held, LeasedRows):
             due = held.next_due()
@@ -384,12 +385,12 @@ class TableSession:
         return int(found)
 
     def find(self, identity: str) -> TableRow | None:
-        """The row of a transaction, whatever became of it."""
+        """The row of a transaction in any state."""
         found = rows_of(self.database, self.statements.by_id, {"id": identity})
         return row_of(found[0], "") if found else None
 
     def insert(self, given: Sequence[NewRow], connection: Connection | None = None) -> None:
-        """Put rows in, all or none of them, and tell who waits for them."""
+        """Insert all rows or none, and notify waiting fetches."""
         if connection is not None:
             self._insert(connection, given)
             return
@@ -430,7 +431,7 @@ class TableSession:
                 )
 
     def close(self) -> None:
-        """Let go of the database; rows in hand are others' when their leases end."""
+        """Close the database. Others get the held rows when their leases end."""
         if self._rows is not None:
             self._rows.close()
         if self.subscription is not None:

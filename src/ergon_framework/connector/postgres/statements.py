@@ -1,4 +1,4 @@
-"""The SQL for one table, written once its columns have been looked at."""
+"""The SQL for one table, written when its columns are known."""
 
 # ruff: noqa: S608 - names are quoted, and values are bound
 
@@ -63,7 +63,7 @@ def look_at(connection: Connection, table: str) -> dict[str, Column]:
 
 
 def refuse_unfit(options: TableOptions, found: Mapping[str, Column], name: str) -> None:
-    """Refuse a table that cannot play its role, with what to do about it."""
+    """Refuse a table that the connector cannot use, with what to do about it."""
     table = options.table
     if not found:
         raise ConfigurationError(
@@ -107,16 +107,16 @@ def _create(options: TableOptions) -> str:
 
 
 class TableStatements:
-    """What is said to the server about one table."""
+    """The SQL statements for one table."""
 
     def __init__(self, options: TableOptions, found: Mapping[str, Column]) -> None:
         self._options = options
         self.found = found
-        """The columns of the table, as they were when it was looked at."""
+        """The columns of the table when it was inspected."""
         self._columns = {role: quoted(column) for role, column in options.columns.items()}
         self._table = quoted_table(options.table)
         self.takes_ids = found[options.columns["id"]].type in _TEXTS
-        """Whether the id of a transaction is that of its row; otherwise the server makes one up."""
+        """Whether the id of a transaction is that of its row. Otherwise the server makes one."""
         self._payload_type = self._type_of("payload")
         self.is_binary = self._payload_type == "bytea"
         self._mine = f"{self._columns['id']} = %(id)s"
@@ -156,7 +156,7 @@ class TableStatements:
 
     @property
     def _content(self) -> str:
-        """What is delivered of a row: its id, payload, headers and attempts."""
+        """The columns that are delivered of a row: id, payload, headers and attempts."""
         column = self._columns
         payload = f"t.{column['payload']}" + ("" if self.is_binary else "::text")
         if self._is_whole_row:
@@ -224,7 +224,7 @@ SELECT id, payload, headers, attempts FROM (
 
     @property
     def count(self) -> str:
-        """How many rows wait, parked ones included."""
+        """How many rows wait, including parked ones."""
         held = ""
         if self._options.is_leased:
             lease, visible = self._columns["lease"], self._columns["visible_at"]
@@ -316,7 +316,7 @@ WHERE {ours} AND t.{identity} NOT IN (SELECT id FROM free)"""
 
     @property
     def insert(self) -> str:
-        """Put in what is not there yet; the ids of the rows that were."""
+        """Insert the rows that do not exist yet. Returns the ids of those that were inserted."""
         array = "bytea[]" if self.is_binary else "text[]"
         targets = {"payload": f"payload::{self._payload_type}"}
         if self.takes_ids:
@@ -342,7 +342,7 @@ WHERE {ours} AND t.{identity} NOT IN (SELECT id FROM free)"""
         return f"SELECT {identity}, {payload} FROM {self._table} WHERE {identity} = ANY(%(ids)s)"
 
     def refuse_dispatch(self) -> None:
-        """Refuse to put in what would not come out as it was."""
+        """Refuse rows whose values would be read back changed."""
         table = self._options.table
         if self._is_whole_row:
             raise ConfigurationError(
@@ -359,7 +359,7 @@ WHERE {ours} AND t.{identity} NOT IN (SELECT id FROM free)"""
             )
 
     def refuse_reading(self) -> None:
-        """Refuse to deliver rows for which there is no place when they fail for good."""
+        """Refuse to deliver rows if there is no place for those that fail for good."""
         if "status" not in self._columns and self._options.dead_letters is None:
             table = self._options.table
             raise ConfigurationError(

@@ -89,7 +89,7 @@ class Outgoing:
 
 
 class RabbitDelivery(Delivered):
-    """A delivered transaction, with the message it was made of."""
+    """A delivered transaction with its message."""
 
     __slots__ = ("received",)
 

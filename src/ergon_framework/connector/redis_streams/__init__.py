@@ -1,9 +1,9 @@
 """Entries of a Redis stream, through a consumer group.
 
-Where to look first: ``connector`` is the class. ``group`` says what is asked of the server, once
-for threads and asyncio. ``client`` makes connections and translates errors. ``in_hand`` knows what was
-delivered and keeps it from other consumers. ``options`` is what is refused before a server is
-asked.
+Where to look first: ``connector`` is the class. ``group`` has the commands for the server,
+once for threads and asyncio. ``client`` makes connections and translates errors. ``in_hand`` knows
+what was delivered and keeps it from other consumers. ``options`` is what is refused before a
+server is called.
 """
 
 from __future__ import annotations

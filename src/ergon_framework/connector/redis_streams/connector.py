@@ -141,7 +141,7 @@ class RedisStreamsConnector(ThreadedTwins):
         self.malformed = 0
         self.late = 0
         self.dead_letter_file = dead_letters or f"{stream}:dead"
-        """The stream that keeps what was set aside."""
+        """The stream with what was set aside."""
         self._body_field = body_field.encode()
         self._max_length = max_length
         self._max_deliveries = max_deliveries

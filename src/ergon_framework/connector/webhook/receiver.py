@@ -55,7 +55,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class RefusedError(Exception):
-    """A request is not taken; says what is answered."""
+    """A request is refused; it has the answer to send."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class WebhookReceiver:
     # ---- one request ----------------------------------------------------------------------------
 
     async def _take(self, scope: Scope, receive: Receive) -> str:
-        """Keep what a request brings; its id."""
+        """Store the delivery of a request. Returns its id."""
         if scope["method"] != "POST":
             raise RefusedError(
                 405, "method_not_allowed", "method not allowed", "send it with POST",
@@ -419,7 +419,7 @@ async def answer(
 
 
 async def refuse(send: Send, refused: RefusedError) -> None:
-    """Why a request was not taken, in the one shape of our HTTP errors."""
+    """Answer why a request was refused, in the form of all HTTP errors of Ergon."""
     document = {
         "code": refused.code,
         "message": refused.message,

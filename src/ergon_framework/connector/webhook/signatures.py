@@ -1,7 +1,8 @@
-"""Who sent a request: the schemes in which services sign the body of a webhook.
+"""Checks who sent a request, by the schemes in which services sign the body of a webhook.
 
 Each check compares every signature of the request with that of every secret, in constant time. So
-the time it takes tells nothing about a secret, and a secret can be changed while both are valid.
+the time that it takes tells nothing about a secret, and a secret can be changed while both are
+valid.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class SignatureError(ErgonError):
 
 
 class SignatureCheck(Protocol):
-    """Decides whether a request comes from where it should."""
+    """Decides whether a request was signed by the expected sender."""
 
     def verify(self, headers: Mapping[str, str], body: bytes, now: float) -> None:
-        """Raise a :class:`SignatureError` unless it does. Names of headers are lower case."""
+        """Raise a :class:`SignatureError` unless it was. Names of headers are lower case."""
 
 
 class HmacSignature:

@@ -1,4 +1,4 @@
-"""Where deliveries go: any connector that can be produced to, or a handler of an App."""
+"""The targets of deliveries: a connector that produces, or a handler of an App."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_known(error: Exception) -> bool:
 
 
 def store_of(target: Any, payload_names: tuple[str, ...]) -> Store:
-    """What puts one delivery into the target, and returns when it is there."""
+    """The function that stores one delivery in the target, and returns when it is stored."""
     if callable(getattr(target, "aenqueue", None)):
         return _enqueuing(target, payload_names)
     if getattr(target, "volatile", False):

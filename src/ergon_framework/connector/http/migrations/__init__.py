@@ -1,1 +1,1 @@
-"""The tables in which pollers keep how far they are."""
+"""The tables in which pollers record their progress."""
