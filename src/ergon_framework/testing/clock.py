@@ -59,11 +59,11 @@ class VirtualSignal:
 
 
 class VirtualClock:
-    """Time that passes only when everybody waits for it.
+    """Time that passes only when every thread waits for it.
 
-    ``with VirtualClock() as clock:`` lets every engine call in the block follow it;
-    ``clock.run(coroutine)`` runs asyncio code on it. ``clock.sleep(seconds)`` is what a slow hook
-    does in a test.
+    ``with VirtualClock() as clock:`` makes every engine call in the block follow it;
+    ``clock.run(coroutine)`` runs asyncio code on it. A hook that is to be slow in a test calls
+    ``clock.sleep(seconds)``.
     """
 
     def __init__(self, start: float = 0.0) -> None:
@@ -79,17 +79,17 @@ class VirtualClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Let time pass by hand, for code that is not waiting for anything."""
+        """Advance the time, for code that is not waiting for anything."""
         with self._changed:
             self._now += seconds
             self._wake_due()
 
     def sleep(self, seconds: float) -> None:
-        """Let this thread wait; it costs no real time."""
+        """Make this thread wait. It costs no real time."""
         self._take_a_nap(self._now + seconds)
 
     def hang(self) -> None:
-        """Let this thread wait for ever, as a call does that never comes back."""
+        """Make this thread wait for ever, like a call that never returns."""
         self._take_a_nap(None)
 
     def _take_a_nap(self, until: float | None) -> None:
@@ -108,7 +108,7 @@ class VirtualClock:
         return VirtualSignal(self, lock)
 
     def spawn(self, name: str, body: Callable[[], None]) -> threading.Thread:
-        """Start a daemonic thread that takes part in this clock's time."""
+        """Start a daemon thread that takes part in this clock's time."""
 
         def inside() -> None:
             self._local.depth = 1
@@ -126,7 +126,7 @@ class VirtualClock:
         return thread
 
     def join_time(self) -> None:
-        """The calling thread takes part from now on; may be nested."""
+        """Let the calling thread take part from now on. May be nested."""
         depth = getattr(self._local, "depth", 0)
         self._local.depth = depth + 1
         if depth == 0:
@@ -144,7 +144,7 @@ class VirtualClock:
     # -- sleeping and waking -----------------------------------------------------------------
 
     def lie_down(self, signal: VirtualSignal | None, until: float | None) -> _Sleeper | None:
-        """Register the calling thread as a sleeper; None if the instant has already come."""
+        """Register the calling thread as a sleeper. None if the instant has already come."""
         with self._changed:
             if until is not None and until <= self._now:
                 return None
@@ -155,7 +155,7 @@ class VirtualClock:
             return sleeper
 
     def sleep_out(self, sleeper: _Sleeper) -> None:
-        """Block until woken; whoever wakes us counts us as awake again."""
+        """Block until woken. The waking thread counts this one as awake again."""
         with self._changed:
             try:
                 self._jump()
@@ -183,7 +183,7 @@ class VirtualClock:
         self._changed.notify_all()
 
     def _jump(self) -> None:
-        """When everybody sleeps, go to the nearest instant somebody waits for."""
+        """When every thread sleeps, advance to the nearest instant that one waits for."""
         if self._awake == 0:
             instants = [each.until for each in self._sleepers if each.until is not None]
             if instants:
@@ -207,7 +207,9 @@ class VirtualClock:
             self._token = None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run asyncio code whose event loop follows this clock, as does all else that it calls."""
+        """Run asyncio code on an event loop that follows this clock, like everything that the code
+        calls.
+        """
         token = use_clock(self)
         try:
             with asyncio.Runner(loop_factory=self.new_event_loop) as runner:
@@ -221,7 +223,7 @@ class VirtualClock:
 
 
 class VirtualEventLoop(asyncio.SelectorEventLoop):
-    """An event loop that jumps instead of waiting, unless a thread works for it."""
+    """An event loop that advances the clock instead of waiting, unless a thread works for it."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = self.virtual_clock = clock
@@ -235,14 +237,14 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Any, *args: Any
     ) -> Any:
-        """As usual; time stands still until the thread is done."""
+        """Run a call in a thread. Time stands still until it is done."""
         future = super().run_in_executor(executor, func, *args)
         self.busy_threads += 1
         future.add_done_callback(self._thread_done)
         return future
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as the base class
-        """Wait for the threads and not for the clock, which would not wait for them."""
+        """Wait for the threads in real time, because the clock would not wait for them."""
         await super().shutdown_default_executor()
 
     def _thread_done(self, _future: object) -> None:

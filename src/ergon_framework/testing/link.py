@@ -1,4 +1,4 @@
-"""A link that can be cut: it passes bytes on and understands none of them."""
+"""A TCP proxy whose connections a test can cut. It passes bytes on without reading them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self
 
 
 class CuttableLink:
-    """Listens on a loopback port of its own, and passes everything on to another one.
+    """Listens on a loopback port of its own, and forwards everything to another port.
 
     Put it between two processes, and :meth:`cut` it while they talk.
     """
@@ -25,7 +25,7 @@ class CuttableLink:
         self._thread.start()
 
     def cut(self) -> None:
-        """Break every connection, and let none come about."""
+        """Break every connection, and accept none."""
         self.is_cut = True
         self._break_all()
 
@@ -34,7 +34,7 @@ class CuttableLink:
         self.is_cut = False
 
     def redirect(self, port: int) -> None:
-        """Lead connections that come about from now on to another port."""
+        """Forward new connections to another port."""
         self._target = ("127.0.0.1", port)
 
     def close(self) -> None:

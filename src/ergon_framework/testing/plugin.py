@@ -1,6 +1,6 @@
-"""The pytest plugin: virtual time and a whole program in memory, as fixtures.
+"""The pytest plugin: fixtures for virtual time and for a whole program in memory.
 
-Loaded by itself once Ergon is installed.
+pytest loads it when Ergon is installed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def virtual_clock() -> Iterator[VirtualClock]:
-    """Time that jumps: engine calls in this test wait without waiting."""
-    # Imported late: a plugin is loaded in every run, also in those that never use it.
+    """A virtual clock: waits of engine calls in this test take no real time."""
+    # Imported late: a plugin is loaded in every run, also in runs that never use it.
     from ergon_framework.testing.clock import VirtualClock
 
     with VirtualClock() as clock:

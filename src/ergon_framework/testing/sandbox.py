@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class FakeCall:
-    """Stands in for a function of a provider while it is entered.
+    """Replaces a function of a provider while it is entered.
 
     Each attempt takes the next answer, and the last one repeats: a value to return, an exception to
     raise, ``Takes(seconds, then)``, or a function that is called without arguments.
@@ -69,7 +69,7 @@ class FakeCall:
         self._lock = threading.Lock()
         self._original = call.signature.function
         self.calls: list[dict[str, Any]] = []
-        """The arguments of each attempt, the injected ones included."""
+        """The arguments of each attempt, including injected ones."""
 
     def __enter__(self) -> Self:
         self._call.provider.close()  # its circuit and its quota begin anew
@@ -104,7 +104,7 @@ _readers = itertools.count()
 
 
 class FakeZone:
-    """The facts of a zone, for a test to look at."""
+    """The facts of a zone, for a test to inspect."""
 
     def __init__(self, name: str, transport: Transport) -> None:
         self.name = name
@@ -144,7 +144,7 @@ T = TypeVar("T")
 
 
 class Sandbox:
-    """Keeps jobs in memory and time virtual while it is entered."""
+    """Keeps jobs in memory and makes time virtual while it is entered."""
 
     def __init__(self, clock: VirtualClock | None = None) -> None:
         """``clock``: one that is entered already; without it the sandbox has its own, from 0 on."""
@@ -170,10 +170,10 @@ class Sandbox:
         return app
 
     def feed(self, consumer: FunctionConsumer[..., Any], *payloads: Any) -> MemoryConnector:
-        """Deliver these to a consumer at the next drain, in the place of what its source has.
+        """Deliver payloads to a consumer at the next drain, instead of what its source has.
 
         Payloads may be transactions. What the consumer refuses for good is in ``dead`` of the
-        connector, which is the same for each call.
+        returned connector, which is the same for each call.
         """
         from ergon_framework.task.functions import FunctionConsumer
 
@@ -196,9 +196,9 @@ class Sandbox:
         return known[1]
 
     def override(self, app: Sandboxed, kind: type[T], value: T | Any) -> None:
-        """Inject a value in the place of what the App's lifespans yield for that type.
+        """Inject a value instead of what the App's lifespans yield for that type.
 
-        A lifespan that is not needed then is not opened. Call it before the first drain.
+        A lifespan that is no longer needed is not opened. Call this before the first drain.
         """
         _check_app("override", app)
         overrides = app.registry.dependencies.overrides
@@ -215,7 +215,7 @@ class Sandbox:
         self._stack.callback(restore)
 
     def fake(self, call: FunctionCall, *answers: Any) -> FakeCall:
-        """Let a function of a provider follow a script until the sandbox ends; see `FakeCall`."""
+        """Make a function of a provider follow a script until the sandbox ends; see `FakeCall`."""
         from ergon_framework.providers.calls import FunctionCall
 
         given: object = call
@@ -227,7 +227,9 @@ class Sandbox:
         return self._stack.enter_context(FakeCall(call, *answers))
 
     def zone(self, name: str) -> FakeZone:
-        """What the program has published in the zone of that name, which is in memory here."""
+        """The facts that the program has published in the zone of that name, which is in memory
+        here.
+        """
         return FakeZone(name, self._zone(name))
 
     def drain(self, *, max_jobs: int = MAX_JOBS, raises: bool = False) -> WorkerReport:
@@ -278,8 +280,10 @@ class Sandbox:
     def _consume(
         self, consumer: FunctionConsumer[..., Any], source: MemoryConnector
     ) -> WorkerReport:
-        """Let a consumer have what waits for it. Its retries wait within, and move the clock; one
-        that its handler snoozes comes again when :meth:`advance` has reached its time.
+        """Run a consumer on what waits for it.
+
+        Its retries wait within this call and advance the clock. A transaction that its handler
+        snoozes comes again when :meth:`advance` has reached its time.
         """
         if not source.get_transactions_count():
             return WorkerReport()
@@ -292,7 +296,9 @@ class Sandbox:
         return WorkerReport(completed=report.succeeded, failed=failed, held=report.parked)
 
     def _next_at(self) -> float | None:
-        """When something is due. What is due already and was left waits for something else."""
+        """The next instant at which something is due. What is due already and was left waits for
+        something else.
+        """
         now = self.clock.now()
         times = [each.next_at for each in self._all()]
         times += [source.due_at for _, source in self._fed.values()]
@@ -333,17 +339,19 @@ class Sandbox:
 
 
 class KeptJobStore(MemoryJobStore):
-    """A store in memory that outlives the clients that close it."""
+    """A store in memory that stays when a client closes it."""
 
     is_drained_by_hand = True
     """Jobs run only in ``drain`` and ``advance``, so waiting for a result raises at once."""
 
     def add_in(self, _connection: Any, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-        """Store jobs of a transaction of the caller's, at once: this store takes part in none."""
+        """Store jobs at once, although the caller has a transaction: this store takes
+        part in none.
+        """
         return self.add(jobs)
 
     def close(self) -> None:
-        """Keep everything: the next client of this URL finds it."""
+        """Keep everything for the next client of this URL."""
 
 
 class KeptProviderStore(MemoryProviderStore):

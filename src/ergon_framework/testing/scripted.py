@@ -1,6 +1,6 @@
-"""Connectors and tasks that follow a script and write down what happened to them.
+"""Connectors and tasks that follow a script and record what happened to them.
 
-A script says, per hook, what the next calls do: a value to return, an exception to raise, or
+A script says, for each hook, what the next calls do: a value to return, an exception to raise, or
 ``Takes(seconds, then)`` to spend time first. The last entry of a script repeats.
 """
 
@@ -97,7 +97,7 @@ class Script:
         self.happened: list[Happened] = []
 
     def next_entry(self, hook: str, transaction: Transaction, argument: Any, at: float) -> Any:
-        """Note the call and say what it does."""
+        """Record the call. Returns what it does."""
         attempt = current_attempt()
         number = -1 if attempt is None else attempt.number
         key = transaction.transaction_id
@@ -122,7 +122,7 @@ class Script:
         return await act_async(self.next_entry(hook, transaction, argument, now))
 
     def calls(self, hook: str | None = None) -> list[str]:
-        """The ids the hook was called with, or ``hook:id`` for all hooks, in order."""
+        """The ids that the hook was called with, or ``hook:id`` for all hooks, in order."""
         if hook is None:
             return [f"{each.hook}:{each.transaction_id}" for each in self.happened]
         return [each.transaction_id for each in self.happened if each.hook == hook]

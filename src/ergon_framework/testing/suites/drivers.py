@@ -1,4 +1,4 @@
-"""Threads, event loops and a clock that a check moves by hand."""
+"""Threads, event loops and a manual clock for checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CheckCaller(Protocol):
         """Begin several calls at the same time."""
 
     def close(self) -> None:
-        """Let go; a call that hangs is left behind."""
+        """Stop. A call that hangs is left behind."""
 
 
 class ThreadCaller:
@@ -58,7 +58,7 @@ class ThreadCaller:
         return futures
 
     def close(self) -> None:
-        """Let the thread end after its call."""
+        """Have the thread end after its call."""
         self._calls.put(None)
 
 
@@ -85,7 +85,7 @@ class LoopCaller:
         return [self.start(call) for call in calls]
 
     def close(self) -> None:
-        """Let the loop end."""
+        """Have the event loop end."""
         self._loop.call_soon_threadsafe(self._stop.set)
 
 
@@ -126,11 +126,11 @@ def _fulfil(future: Future[Any], call: Thunk) -> None:
 
 
 START = 1_750_000_000.0
-"""Seconds since 1970 that it shows at first."""
+"""The time that the clock shows at first, in seconds since 1970."""
 
 
 class HandClock:
-    """A clock that stands still until somebody moves it."""
+    """A clock that stands still until a check moves it."""
 
     def __init__(self, now: float = START) -> None:
         self._now = now
@@ -146,6 +146,6 @@ class HandClock:
             self._now += seconds
 
     def to(self, at: float) -> None:
-        """Let it be that instant."""
+        """Set the clock to an instant."""
         with self._lock:
             self._now = at

@@ -1,7 +1,7 @@
-"""Checks of what only a broker can show: other programs, dead consumers, channels that are lost.
+"""Checks that need a broker: other programs, dead consumers, lost channels.
 
-None of this can be done through a connector. So whoever exercises one says how, in
-:class:`ConnectorFaults`; checks whose fault is not given are skipped and named.
+None of this can be caused through a connector. So the caller of the suite says how, in
+:class:`ConnectorFaults`. Checks whose fault is not given are skipped and named.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOOK = 0.02  # seconds between two looks for what is to come back
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectorFaults:
-    """How to do to a connector, or to its broker, what no caller of it can."""
+    """How to cause faults of a connector, or of its broker, that no caller can cause."""
 
     crash: Callable[[Any], Any] | None = None
     """Let the consumer die with what it has in hand, unsettled; gives the connector of another one,
@@ -37,15 +37,15 @@ class ConnectorFaults:
     cut: Callable[[Any], Any] | None = None
     """Break its connection. The broker stays, and can be reached again at once."""
     put_malformed: Callable[[Any], Any] | None = None
-    """Put a message where it reads that is no transaction."""
+    """Put a message that is no transaction where the connector reads."""
     put_foreign: Callable[[Any, bytes, Mapping[str, str]], Any] | None = None
     """Put a message there as another program would: a body, and headers of its own."""
     read_foreign: Callable[[Any], Iterable[tuple[bytes, Mapping[str, str]]]] | None = None
-    """What waits there, as another program would read it."""
+    """The waiting messages, as another program would read them."""
 
     @property
     def offered(self) -> frozenset[str]:
-        """Which of them are given."""
+        """The names of the faults that are given."""
         return frozenset(f.name for f in fields(self) if getattr(self, f.name) is not None)
 
 
@@ -206,7 +206,7 @@ def other_programs_can_read_it(s: ConnectorSubject) -> None:
 
 
 def returned(s: ConnectorSubject) -> Transaction:
-    """The next one, as soon as it is there."""
+    """The next delivery, as soon as there is one."""
     found: list[Transaction] = []
     until, never = SYSTEM_CLOCK.now() + s.patience, threading.Event()
     while not found and SYSTEM_CLOCK.now() < until:
@@ -218,7 +218,7 @@ def returned(s: ConnectorSubject) -> Transaction:
 
 
 def collected(s: ConnectorSubject, count: int) -> list[str]:
-    """The ids of so many that come sooner or later, and of what comes beside them; all settled."""
+    """The ids of so many deliveries, and of any others that come with them. All are settled."""
     came: list[Transaction] = []
     until, never = SYSTEM_CLOCK.now() + s.patience, threading.Event()
     while len(came) < count and SYSTEM_CLOCK.now() < until:

@@ -105,7 +105,7 @@ def exercise_connector(
 
 
 class _Suite:
-    """What stays the same from check to check."""
+    """What is the same for every check."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class _Suite:
 
 @contextlib.contextmanager
 def _entered(make: Callable[[], Any], caller: CheckCaller, patience: float) -> Iterator[Any]:
-    """What ``make`` gives: a connector, closed at the end, or a context manager around one."""
+    """The result of ``make``: a connector, closed at the end, or a context manager around one."""
     made = _called(make, caller, "make_connector")
     is_manager = hasattr(made, "__enter__") or hasattr(made, "__aenter__")
     if is_manager and not _is_connector(made):

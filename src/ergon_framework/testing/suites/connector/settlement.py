@@ -245,7 +245,7 @@ def parking_settles_once(s: ConnectorSubject) -> None:
 
 
 def _returned(s: ConnectorSubject) -> Transaction:
-    """The one that was parked, as soon as it is there."""
+    """The parked delivery, as soon as it comes back."""
     until, never = SYSTEM_CLOCK.now() + s.patience, threading.Event()
     while SYSTEM_CLOCK.now() < until:
         for transaction in s.fetch(1):

@@ -37,7 +37,7 @@ Shape = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
 class ConnectorSubject:
-    """One fresh connector and the verbs it offers, every call bounded in time."""
+    """One fresh connector and its methods, with a time limit on every call."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class ConnectorSubject:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What the checks may use of it."""
+        """The methods that the checks may use."""
         found = set(self.methods)
         if self._seed is not None or "dispatch" in found:
             found.add("put")
@@ -74,13 +74,13 @@ class ConnectorSubject:
         return frozenset(found | self._faults.keys())
 
     def fault(self, name: str, *args: Any) -> Any:
-        """Do to the connector what no caller of it can."""
+        """Cause a fault of the connector."""
         given = self._faults[name]
         return self.run(lambda: given(self.connector, *args), name)
 
     @contextmanager
     def replaced(self, connector: Any) -> Iterator[None]:
-        """Go on with another connector to the same place, and close it at the end."""
+        """Continue with another connector to the same place, and close it at the end."""
         before = self.connector, self.methods
         self.connector, self.methods = connector, methods_of(connector, self.colour)
         try:
@@ -92,7 +92,7 @@ class ConnectorSubject:
             self.connector, self.methods = before
 
     def call(self, verb: str, *args: Any, **extra: Any) -> Any:
-        """Make a call and wait for it, but not for ever."""
+        """Make a call and wait for it, up to the time limit."""
         method = self.methods[verb]
         if verb == "dispatch":
             args = (self._shaped(args[0]), *args[1:])
@@ -103,7 +103,7 @@ class ConnectorSubject:
         return outcome(self.caller.start(call), self.patience, what)
 
     def together(self, calls: list[tuple[Any, ...]]) -> None:
-        """Make several calls, each a verb and its arguments, at the same time."""
+        """Make several calls at the same time; each is a method name with its arguments."""
         thunks = [
             _bound(self.methods[verb], [self._shaped(*args)] if verb == "dispatch" else args)
             for verb, *args in calls
@@ -122,7 +122,7 @@ class ConnectorSubject:
         return None
 
     def put(self, transactions: Iterable[Transaction]) -> None:
-        """Make the connector hold these."""
+        """Put transactions into the connector."""
         given = list(transactions)
         if self._seed is None:
             self.call("dispatch", given)
@@ -194,13 +194,15 @@ class ConnectorSubject:
         return []
 
     def payload_of(self, transaction: Transaction) -> Any:
-        """The payload as it was before it was given the connector's shape."""
+        """The payload before it was converted for the connector."""
         if self._shape is None:
             return transaction.payload
         return self._shape[1](transaction.payload)
 
     def _shaped(self, transactions: Iterable[Any]) -> Iterable[Any]:
-        """The same with payloads as the connector takes them; a generator stays one."""
+        """The transactions with payloads as the connector takes them. A generator stays a
+        generator.
+        """
         if self._shape is None:
             return transactions
         return (_with_payload(each, self._shape[0]) for each in transactions)
@@ -223,7 +225,7 @@ class ConnectorSubject:
 
 
 def methods_of(connector: Any, colour: str) -> dict[str, Callable[..., Any]]:
-    """The verbs the connector offers in this colour, found by name."""
+    """The connector's sync or async methods, found by name."""
     names = SYNC if colour == "sync" else ASYNC
     found = {}
     for verb, name in names.items():
@@ -245,7 +247,7 @@ def listed(batch: Any) -> list[Any]:
 
 
 def some(count: int, prefix: str = "t") -> list[Transaction]:
-    """So many transactions with telling ids and distinct payloads."""
+    """So many transactions with readable ids and distinct payloads."""
     return [Transaction(f"{prefix}{n}", {"n": n, "tags": [prefix, n]}) for n in range(count)]
 
 

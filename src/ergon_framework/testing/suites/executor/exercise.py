@@ -1,7 +1,8 @@
-"""The behaviour every executor of the Executor Protocol v1 must show, tried from outside.
+"""The behaviour that every executor of the Executor Protocol v1 must show, checked from outside.
 
 Nothing is assumed about the language: the command is started, spoken to over its standard streams
-and watched. Required checks are what the specification demands; recommended ones are good manners.
+and watched. The specification demands the required checks; the recommended ones make an executor
+easier to operate.
 """
 
 from __future__ import annotations
@@ -108,7 +109,9 @@ def chosen_checks(
 
 
 def _after_the_first(checks: Sequence[Check[ExecutorSubject]]) -> list[Check[ExecutorSubject]]:
-    """Whatever was chosen: why there was no answer to the first request comes before it."""
+    """The first check goes before the chosen ones, if it says why the first request got
+    no answer.
+    """
     return [*FIRST_REQUEST_CHECKS, *(one for one in checks if one not in FIRST_REQUEST_CHECKS)]
 
 

@@ -157,7 +157,7 @@ def _expect_single(talk: Conversation, asked: list[dict[str, object]]) -> None:
 def _expect_order(
     talk: Conversation, s: ExecutorSubject, complaint: str, *, is_slow_first: bool
 ) -> None:
-    """A slow job, then a quick one: which is answered first?"""
+    """Which is answered first: a slow job, or a quick one sent after it."""
     talk.ask(s.simple())
     slow: Request = request("sleep", [NAP])
     both = [talk.send(slow), talk.send(s.simple())]

@@ -33,7 +33,7 @@ WRONG_TYPES: tuple[dict[str, Any], ...] = (
 )
 NO_TEXTS: tuple[Any, ...] = (7, None, [], {}, True)
 NESTED = 100_000
-"""Deeper than any reader goes that goes on for each bracket."""
+"""Deeper than any recursive JSON reader can go."""
 
 
 @check()

@@ -65,11 +65,11 @@ class FirstExchange:
 
 
 class NotTried(Exception):
-    """The check found nothing to judge; its text says why."""
+    """The check found nothing to judge. The text says why."""
 
 
 class ExecutorSubject:
-    """The executor under test. Checks share a process until one of them spoils it."""
+    """The executor under test. Checks share a process until one of them makes it unusable."""
 
     def __init__(self, program: Program, patience: AnswerTimeout, call: HandlerCall | None) -> None:
         self.program = program
@@ -82,7 +82,7 @@ class ExecutorSubject:
 
     @property
     def shared(self) -> Conversation:
-        """The conversation of this check: the one of the check before, if that was a good one."""
+        """The exchange of this check: with the process of the check before, if that is usable."""
         if self._shared is None:
             self._shared = self.fresh()
         return self._shared
@@ -90,7 +90,7 @@ class ExecutorSubject:
     def fresh(
         self, env: Mapping[str, str] | None = None, pass_fds: Iterable[int] = ()
     ) -> Conversation:
-        """A conversation with a process of its own; the caller closes it."""
+        """An exchange with a process of its own, which the caller closes."""
         return Conversation(Process(self.program, env=env, pass_fds=pass_fds), self.patience)
 
     def drop_shared(self) -> None:
@@ -101,7 +101,9 @@ class ExecutorSubject:
 
     @contextlib.contextmanager
     def check(self) -> Iterator[None]:
-        """Around each check: whoever failed, died or was given junk does not serve the next."""
+        """Wrap each check: a process that failed, died or was sent malformed lines does not serve
+        the next.
+        """
         if self._shared is not None and self._shared.process.is_over():
             self.drop_shared()
         try:
@@ -119,7 +121,9 @@ class ExecutorSubject:
         return self.shared.ask(asked, line=line)
 
     def simple(self, **changes: Any) -> dict[str, Any]:
-        """A request that any executor can answer: to echo, or to nobody where there is none."""
+        """A request that any executor can answer: for echo, or for an unknown handler if there is
+        none.
+        """
         name = "echo" if self.has("echo") else NO_SUCH_HANDLER
         return request(name, **{"args": [1], "kwargs": {"k": "v"}, **changes})
 
@@ -167,7 +171,9 @@ class ExecutorSubject:
 
     @cached_property
     def first(self) -> FirstExchange:
-        """What it says to a request for nobody; to one for a handler, if the first one kills it."""
+        """The answer to a request for an unknown handler; or for a known one, if the first kills
+        the process.
+        """
         first = self._exchange(request(NO_SUCH_HANDLER))
         if first.output or not first.has_died:
             return first

@@ -493,7 +493,7 @@ def unneeded_artifacts_are_marked_all_the_same(s: FactStoreSubject) -> None:
 
 @check()
 def names_are_marked_on_request(s: FactStoreSubject) -> None:
-    """Those that stand for something, and those that will."""
+    """The names of the objects that exist, and of those that will."""
     s.bind("k")
     s.bind("m")
     s.store.refer([("files", "k"), ("files", "later")])

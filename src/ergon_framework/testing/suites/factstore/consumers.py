@@ -101,7 +101,7 @@ def consumers_are_listed(s: FactStoreSubject) -> None:
 
 @check()
 def unknown_consumer(s: FactStoreSubject) -> None:
-    """Whoever acts under a name that does not exist is told so."""
+    """A call under a consumer name that does not exist is refused."""
     s.put("a")
     calls = (
         lambda: s.store.consumer("x"),
@@ -177,7 +177,7 @@ def waiting_since_the_oldest(s: FactStoreSubject) -> None:
 
 @check()
 def pages_without_a_holder(s: FactStoreSubject) -> None:
-    """Who names no holder takes no lease, and anybody else may read too."""
+    """A fetch without a holder takes no lease, and others may read, too."""
     s.consumer()
     s.put("a")
     serving = s.store.serve("c", 9, PLENTY)
@@ -367,7 +367,9 @@ def seek_serves_nothing(s: FactStoreSubject) -> None:
 
 @check()
 def seek_to_the_start(s: FactStoreSubject) -> None:
-    """Zero is the start of the log; when that was dropped, nobody is led past it unawares."""
+    """Zero is the start of the log. When that was dropped, a seek to it is refused or reports the
+    loss.
+    """
     _ready(s)
     same(s.store.seek("c", 0, reason="again").cursor, 0, "the cursor")
     s.done(4)
@@ -423,7 +425,7 @@ def seek_drops_the_lease(s: FactStoreSubject) -> None:
 
 @check()
 def seek_is_not_undone_by_a_late_confirmation(s: FactStoreSubject) -> None:
-    """Who held the name before a seek cannot confirm over it."""
+    """A holder from before a seek cannot confirm over it."""
     s.consumer()
     s.put(*"abc")
     s.serve(holder="one")

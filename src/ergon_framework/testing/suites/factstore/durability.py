@@ -33,7 +33,7 @@ BRIEF = 0.05  # seconds in which a call that must not come would have come
 
 
 def _wakes(s: FactStoreSubject, call: Callable[[], Any], wait: float) -> bool:
-    """Whether somebody who waits is woken by a call."""
+    """Whether a waiting thread is woken by a call."""
     woken = threading.Event()
     s.store.subscribe(woken.set)
     try:
@@ -45,20 +45,20 @@ def _wakes(s: FactStoreSubject, call: Callable[[], Any], wait: float) -> bool:
 
 @check()
 def appends_wake(s: FactStoreSubject) -> None:
-    """Whoever waits for facts is woken when another thread appends one."""
+    """A thread that waits for facts is woken when another thread appends one."""
     expect(_wakes(s, lambda: s.put("a"), s.patience), "nobody was woken")
     expect(_wakes(s, lambda: s.put("b", log=INBOX), s.patience), "nobody was woken by another log")
 
 
 @check()
 def received_facts_wake(s: FactStoreSubject) -> None:
-    """Whoever waits for facts is woken when some come from a peer."""
+    """A thread that waits for facts is woken when some come from a peer."""
     expect(_wakes(s, lambda: s.receive(sent("a", 1)), s.patience), "nobody was woken")
 
 
 @check()
 def woken_sees_the_facts(s: FactStoreSubject) -> None:
-    """Who is woken finds what woke it, from within the call."""
+    """A woken thread finds the facts that woke it, from within the call."""
     seen: list[list[int]] = []
     woken = threading.Event()
 
@@ -75,7 +75,7 @@ def woken_sees_the_facts(s: FactStoreSubject) -> None:
 
 @check()
 def everybody_is_woken(s: FactStoreSubject) -> None:
-    """All who wait are woken, not just one."""
+    """All waiting threads are woken, not just one."""
     events = [threading.Event() for _ in range(3)]
     for event in events:
         s.store.subscribe(event.set)
@@ -87,7 +87,7 @@ def everybody_is_woken(s: FactStoreSubject) -> None:
 
 @check()
 def nothing_new_wakes_nobody(s: FactStoreSubject) -> None:
-    """Whoever waits sleeps on when nothing was added."""
+    """A waiting thread sleeps on when nothing was added."""
     s.consumer()
     s.put("a")
     calls: dict[str, Callable[[], Any]] = {
@@ -104,7 +104,9 @@ def nothing_new_wakes_nobody(s: FactStoreSubject) -> None:
 
 @check()
 def unsubscribed_sleeps(s: FactStoreSubject) -> None:
-    """Who no longer wants to know is not told; who never did may say so too."""
+    """An unsubscribed listener is not called; unsubscribing one that never subscribed
+    is allowed.
+    """
     woken = threading.Event()
     s.store.unsubscribe(woken.set)
     s.store.subscribe(woken.set)
@@ -167,7 +169,7 @@ def facts_are_copied_in(s: FactStoreSubject) -> None:
 
 @check("reopen")
 def facts_survive(s: FactStoreSubject) -> None:
-    """Facts, offsets and figures are the same, and offsets go on."""
+    """After reopening, facts, offsets and figures are the same, and offsets go on."""
     s.put(*"abc")
     s.receive(sent("x", 4))
     before = s.page(), s.page(1), s.page(log=INBOX), s.store.logs()
@@ -179,7 +181,7 @@ def facts_survive(s: FactStoreSubject) -> None:
 
 @check("reopen")
 def ledger_survives(s: FactStoreSubject) -> None:
-    """Duplicates and conflicts are known, also of facts whose payload is gone."""
+    """After reopening, duplicates and conflicts are known, also of facts whose payload is gone."""
     s.consumer()
     s.put(*"abc")
     s.done(2)
@@ -195,7 +197,7 @@ def ledger_survives(s: FactStoreSubject) -> None:
 
 @check("reopen")
 def consumers_survive(s: FactStoreSubject) -> None:
-    """Cursors and views are the same; what was served can still be confirmed."""
+    """After reopening, cursors and views are the same, and what was served can be confirmed."""
     s.put(*"abcde")
     s.consumer()
     s.consumer("view", to_zone="z", is_required=False)
@@ -225,7 +227,9 @@ def leases_survive(s: FactStoreSubject) -> None:
 
 @check("reopen")
 def quarantine_survives(s: FactStoreSubject) -> None:
-    """Items are the same in every state, and released ones still come first."""
+    """After reopening, quarantined items are the same in every state, and released ones
+    come first.
+    """
     s.consumer()
     s.put(*"abcd")
     items = [s.set_aside(n) for n in (1, 2, 3)]
@@ -244,7 +248,7 @@ def quarantine_survives(s: FactStoreSubject) -> None:
 
 @check("reopen")
 def gaps_survive(s: FactStoreSubject) -> None:
-    """Recorded losses are the same, and still explain what is missing."""
+    """After reopening, recorded losses are the same, and explain what is missing."""
     s.consumer()
     s.put(*"abc")
     s.store.truncate(OUTBOUND, 2, loss_reason="disk")
@@ -255,7 +259,7 @@ def gaps_survive(s: FactStoreSubject) -> None:
 
 @check("reopen")
 def attributes_survive(s: FactStoreSubject) -> None:
-    """The last text under a name is there; others are not."""
+    """After reopening, each name has its last text, and no other name exists."""
     for value in ("one", "two"):
         s.store.set_attribute("name", value)
     s.reopen()
@@ -264,7 +268,7 @@ def attributes_survive(s: FactStoreSubject) -> None:
 
 @check("reopen")
 def objects_survive(s: FactStoreSubject) -> None:
-    """Names and marks are the same."""
+    """After reopening, object names and their marks are the same."""
     added(s.one(new("a", references=(s.bind("k"),))))
     s.bind("l")
     before = s.store.objects()
@@ -276,7 +280,7 @@ def objects_survive(s: FactStoreSubject) -> None:
 
 @check("reopen")
 def links_survive(s: FactStoreSubject) -> None:
-    """Links, seals, the journal, the zone and its epoch are the same."""
+    """After reopening, links, seals, the journal, the zone and its epoch are the same."""
     s.receive(sent("a", 5), chain=b"\x02" * 32)
     s.store.seal(PEER, "maintenance")
     s.store.seal("", "drill")
@@ -287,7 +291,7 @@ def links_survive(s: FactStoreSubject) -> None:
 
 @check("reopen")
 def reopening_twice_changes_nothing(s: FactStoreSubject) -> None:
-    """A store can be opened and closed as often as one likes."""
+    """A store can be opened and closed any number of times."""
     s.put("a")
     before = s.store.info(), s.page()
     for _ in range(3):

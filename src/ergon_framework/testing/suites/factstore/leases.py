@@ -108,7 +108,7 @@ def lease_expires(s: FactStoreSubject) -> None:
 
 @check()
 def former_holder_is_refused(s: FactStoreSubject) -> None:
-    """Who lost the name to another can neither read, confirm nor set aside."""
+    """A holder that lost the name can neither read, confirm nor set aside."""
     _leased(s)
     s.clock.forward(LEASE + 1.0)
     s.serve(holder="two", lease=LEASE)
@@ -200,7 +200,7 @@ def deliveries_survive_the_holder(s: FactStoreSubject) -> None:
 
 @check()
 def nameless_deliveries_do_not_count(s: FactStoreSubject) -> None:
-    """Whoever just looks does not count."""
+    """A read without a holder does not count as a delivery."""
     s.consumer()
     s.put("a")
     s.serve()
@@ -249,7 +249,7 @@ def standing_still_keeps_the_count(s: FactStoreSubject) -> None:
 
 @check()
 def others_are_refused_before_anything_else(s: FactStoreSubject) -> None:
-    """Who does not hold a name hears that, also when facts behind its cursor are gone."""
+    """A caller without the lease is told that, even when facts after its cursor are gone."""
     s.consumer(is_required=False)
     s.consumer("needed")
     s.put(*"ab")
