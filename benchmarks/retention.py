@@ -81,7 +81,7 @@ def _measured(store: FullJobStore) -> dict[str, list[float]]:
     work = _Work(store)
     return {
         "prune": _timed(lambda: store.prune(BATCH)),
-        "archive": _timed(lambda: store.purge(store.ripe(BATCH))),
+        "archive": _timed(lambda: store.purge(store.prunable(BATCH))),
         "add": _timed(work.add),
         "claim": _timed(work.claim),
         "settle": _timed(work.settle),

@@ -159,17 +159,17 @@ class Site:
 
     def overrides(self, plant_url: str) -> dict[str, str]:
         """Variables that change keys of ``ergon.toml``."""
-        surroundings = {"ENTERPRISE": f"http://127.0.0.1:{self.enterprise_port}"}
+        unit_of_work = {"ENTERPRISE": f"http://127.0.0.1:{self.enterprise_port}"}
         changes: dict[str, Any] = {
             "ZONES__PLANT__LISTEN": f"127.0.0.1:{self.plant_port}",
             "ZONES__ENTERPRISE__LISTEN": f"127.0.0.1:{self.enterprise_port}",
             "ZONES__ENTERPRISE__PEERS": {"plant": plant_url},
-            "EXECUTORS__PYTHON__ENV": surroundings,
+            "EXECUTORS__PYTHON__ENV": unit_of_work,
         }
         python = [*ERGON, "executor", "--app", "examples.demo.handlers:registry"]
         if not self.has_node:
             changes["EXECUTORS__LABELS__COMMAND"] = python
-            changes["EXECUTORS__LABELS__ENV"] = surroundings
+            changes["EXECUTORS__LABELS__ENV"] = unit_of_work
         if shutil.which("ergon", path=self.environment()["PATH"]) is None:
             changes["EXECUTORS__PYTHON__COMMAND"] = python  # a source tree, not installed
         return {

@@ -346,7 +346,7 @@ def _restored(
 
 
 class NonRetryableException(TransactionException):
-    """Failed in a way that no further attempt can mend, whatever its category says."""
+    """Failed in a way that no further attempt can fix, whatever its category says."""
 
     code = "non_retryable"
 

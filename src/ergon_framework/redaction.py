@@ -65,7 +65,7 @@ _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _NOT_A_LETTER = re.compile(r"[^a-z0-9]")
 
 
-def squeezed(name: str) -> str:
+def normalised_name(name: str) -> str:
     """A name in lower case, its words written together."""
     return _NOT_A_LETTER.sub("", name.lower())
 
@@ -82,7 +82,7 @@ def is_secret(name: str, more: frozenset[str] = frozenset()) -> bool:
     if words[-1] == "pass" and len(words) > 1:
         return words[-2] in _PASS_OF
     if words[-1] == "string":  # "connection string": not the string of something, as elsewhere
-        whole = squeezed(name)
+        whole = normalised_name(name)
     return whole in PRIVATE_NAMES or whole.removesuffix("s").endswith(PRIVATE_ENDINGS)
 
 
@@ -91,7 +91,7 @@ def is_credential(name: str, more: frozenset[str] = frozenset()) -> bool:
     """Whether a name says that its value only lets somebody in, and is no part of a request."""
     words = _meaning(name)
     whole = "".join(words)
-    if squeezed(name) in more or whole in SECRET_NAMES:
+    if normalised_name(name) in more or whole in SECRET_NAMES:
         return True
     return whole.removesuffix("s").endswith(SECRET_ENDINGS) and not _is_plain_token(words)
 
@@ -115,11 +115,11 @@ def _is_plain_token(words: list[str]) -> bool:
 
 # ---- formats ------------------------------------------------------------------------------------
 
-_Veil = tuple[str, str, re.RegexFlag, str]
+_Mask = tuple[str, str, re.RegexFlag, str]
 """A mark, the pattern of what is left out with its flags, and what stands in its place."""
 
 
-def _veil(mark: str, pattern: str, replacement: str, flags: re.RegexFlag = re.IGNORECASE) -> _Veil:
+def _mask(mark: str, pattern: str, replacement: str, flags: re.RegexFlag = re.IGNORECASE) -> _Mask:
     return mark, pattern, flags, replacement
 
 
@@ -129,11 +129,11 @@ def _compiled(pattern: str, flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
     return re.compile(pattern, flags)
 
 
-def _keys(prefixes: Iterable[str], rest: str) -> Iterable[_Veil]:
+def _keys(prefixes: Iterable[str], rest: str) -> Iterable[_Mask]:
     """Keys that begin with the name of whoever gave them: that much is told."""
     for prefix in prefixes:
         pattern = rf"(?<![A-Za-z0-9])({re.escape(prefix)}){rest}"
-        yield _veil(prefix.lower(), pattern, r"\1***", re.RegexFlag(0))
+        yield _mask(prefix.lower(), pattern, r"\1***", re.RegexFlag(0))
 
 
 _UNDERSCORED = (
@@ -154,43 +154,43 @@ _DASHED = (
     *("tskey-", "pul-", "pplx-", "xai-", "pypi-AgEI", "ATATT3", "ATCTT3", "FlyV1 ", "tok-live-"),
 )
 _DOTTED = ("ya29.", "hvs.", "hvb.", "hvr.", "dp.pt.", "dp.st.", "dt0c01.", "1//0")
-_BARE: tuple[_Veil, ...] = (
+_BARE: tuple[_Mask, ...] = (
     # a signed or sealed token, and a key as a file has it
-    _veil("eyj", r"\beyJ[\w-]{5,}(?:\.[\w-]*){1,4}", "***"),
-    _veil(
+    _mask("eyj", r"\beyJ[\w-]{5,}(?:\.[\w-]*){1,4}", "***"),
+    _mask(
         "private key", r"(?s)-----BEGIN [\w ]{0,40}PRIVATE KEY.*?(?:-----END[^-]*-----|\Z)", "***"
     ),
-    _veil("private-lines", r"(?s)(Private-Lines: \d{1,4})\s.*?(?:Private-MAC|\Z)", r"\1 ***"),
-    _veil("age-secret-key-", r"(AGE-SECRET-KEY-1)[A-Z0-9]{20,}", r"\1***"),
+    _mask("private-lines", r"(?s)(Private-Lines: \d{1,4})\s.*?(?:Private-MAC|\Z)", r"\1 ***"),
+    _mask("age-secret-key-", r"(AGE-SECRET-KEY-1)[A-Z0-9]{20,}", r"\1***"),
     # URLs whose path is the secret
-    _veil("hooks.slack.com/", r"(hooks\.slack\.com/\w{1,20}/)[\w/+-]{8,}", r"\1***"),
-    _veil(
+    _mask("hooks.slack.com/", r"(hooks\.slack\.com/\w{1,20}/)[\w/+-]{8,}", r"\1***"),
+    _mask(
         "/webhooks/",
         r"(discord(?:app)?\.com/api/(?:v\d{1,2}/)?webhooks/\d{5,})/[\w-]{8,}",
         r"\1/***",
     ),
-    _veil("webhook.office.com/", r"(webhook\.office\.com/)[\w@/%.-]{8,}", r"\1***"),
-    _veil("api.telegram.org/", r"(api\.telegram\.org/(?:file/)?bot)\d{5,}:[\w-]{8,}", r"\1***"),
-    _veil(":aa", r"\b\d{8,10}:AA[\w-]{32,}", "***"),
-    _veil("hooks.zapier.com/", r"(hooks\.zapier\.com/hooks/\w{1,20}/)[\w/]{8,}", r"\1***"),
+    _mask("webhook.office.com/", r"(webhook\.office\.com/)[\w@/%.-]{8,}", r"\1***"),
+    _mask("api.telegram.org/", r"(api\.telegram\.org/(?:file/)?bot)\d{5,}:[\w-]{8,}", r"\1***"),
+    _mask(":aa", r"\b\d{8,10}:AA[\w-]{32,}", "***"),
+    _mask("hooks.zapier.com/", r"(hooks\.zapier\.com/hooks/\w{1,20}/)[\w/]{8,}", r"\1***"),
     # those that have no mark of their own but a shape
-    _veil("a", r"\b((?:AKIA|ASIA|ABIA|ACCA))[A-Z0-9]{16}\b", r"\1***", re.RegexFlag(0)),
-    _veil("ltai", r"\b(LTAI)[A-Za-z0-9]{12,30}\b", r"\1***", re.RegexFlag(0)),
-    _veil("aiza", r"\b(AIza)[\w-]{30,}", r"\1***"),
-    _veil("sg.", r"\b(SG\.)[\w-]{16,32}\.[\w-]{16,64}", r"\1***", re.RegexFlag(0)),
-    _veil("key-", r"\b(key-)[0-9a-f]{32}\b", r"\1***", re.RegexFlag(0)),
-    _veil("dapi", r"\b(dapi)[0-9a-f]{32}", r"\1***", re.RegexFlag(0)),
-    _veil("sk", r"\b(SK)[0-9a-f]{32}\b", r"\1***", re.RegexFlag(0)),
-    _veil(".atlasv1.", r"\b[A-Za-z0-9]{10,20}(\.atlasv1\.)[\w=-]{40,}", r"***\1***"),
-    _veil("pat", r"\b(pat)[A-Za-z0-9]{14}\.[0-9a-f]{40,}", r"\1***", re.RegexFlag(0)),
-    _veil("q~", r"(?<![\w~.-])[\w~.-]{3}\dQ~[\w~-]{31,36}", "***", re.RegexFlag(0)),
-    _veil("eaa", r"\b(EAA)[A-Za-z0-9]{60,}", r"\1***", re.RegexFlag(0)),
+    _mask("a", r"\b((?:AKIA|ASIA|ABIA|ACCA))[A-Z0-9]{16}\b", r"\1***", re.RegexFlag(0)),
+    _mask("ltai", r"\b(LTAI)[A-Za-z0-9]{12,30}\b", r"\1***", re.RegexFlag(0)),
+    _mask("aiza", r"\b(AIza)[\w-]{30,}", r"\1***"),
+    _mask("sg.", r"\b(SG\.)[\w-]{16,32}\.[\w-]{16,64}", r"\1***", re.RegexFlag(0)),
+    _mask("key-", r"\b(key-)[0-9a-f]{32}\b", r"\1***", re.RegexFlag(0)),
+    _mask("dapi", r"\b(dapi)[0-9a-f]{32}", r"\1***", re.RegexFlag(0)),
+    _mask("sk", r"\b(SK)[0-9a-f]{32}\b", r"\1***", re.RegexFlag(0)),
+    _mask(".atlasv1.", r"\b[A-Za-z0-9]{10,20}(\.atlasv1\.)[\w=-]{40,}", r"***\1***"),
+    _mask("pat", r"\b(pat)[A-Za-z0-9]{14}\.[0-9a-f]{40,}", r"\1***", re.RegexFlag(0)),
+    _mask("q~", r"(?<![\w~.-])[\w~.-]{3}\dQ~[\w~-]{31,36}", "***", re.RegexFlag(0)),
+    _mask("eaa", r"\b(EAA)[A-Za-z0-9]{60,}", r"\1***", re.RegexFlag(0)),
     *_keys(_UNDERSCORED, r"[A-Za-z0-9_]{12,}"),
     *_keys(_SHORT, r"[A-Za-z0-9]{20,}"),
     *_keys(("sk-", "sk_", "rk_", "rk-"), r"(?=[\w-]{0,60}\d)[\w-]{12,}"),
     *_keys(_DASHED, r"[\w-]{12,}"),
     *_keys(_DOTTED, r"[\w.-]{16,}"),
-    _veil("gh", r"(?<![A-Za-z0-9])(gh[a-z]_)[A-Za-z0-9_]{12,}", r"\1***", re.RegexFlag(0)),
+    _mask("gh", r"(?<![A-Za-z0-9])(gh[a-z]_)[A-Za-z0-9_]{12,}", r"\1***", re.RegexFlag(0)),
 )
 """What is a secret without anybody saying so."""
 
@@ -218,7 +218,7 @@ _TOLD = (
     rf"(?<![\w.-]){_NAME}(\\?['\"]?\s{{0,3}}:\s{{0,3}}){_ELSEWHERE}(?:\*{{3}}|{QUOTED}|[^\s,;&]+)"
 )
 """The same anywhere in a message, for names of several words: ``x-subscription-key: …``."""
-_SAS = _veil(
+_SAS = _mask(
     "sharedaccesssignature",
     r"\b(SharedAccessSignature[= ])(?:sr=)?\S+",
     r"\1***",
@@ -237,40 +237,40 @@ _VALUE = rf"{_ELSEWHERE}(?:{QUOTED}|\S+)"
 _HEADER = r"\b((?:proxy-)?authorization)(?!: Bearer <)(\\?['\"]?\s{0,3}[:=]\s{0,3})"
 _REST = r"(?:b?\\?\"[^\"]*\"?|b?\\?'[^']*'?|[^\r\n]+)"
 # A password may hold a slash, unless it is the one behind a port.
-_SLASHED = _veil(
+_SLASHED = _mask(
     "@", rf"(\w://){_PLACEHOLDER}[^/\s:@?#]{{0,100}}:(?!\d{{1,5}}[/?#])[^\s@]{{1,300}}@", r"\1***@"
 )
-_AUTHORIZATION = _veil("authorization", _HEADER + _REST, r"\1\2***")
-_ODD = r"(?=\S*\d)(?=\S*[a-z])\S{6,}|[\w+/=.~-]{24,}"  # no word, and no count
+_AUTHORIZATION = _mask("authorization", _HEADER + _REST, r"\1\2***")
+_OPAQUE = r"(?=\S*\d)(?=\S*[a-z])\S{6,}|[\w+/=.~-]{24,}"  # no word, and no count
 
-_IN_MESSAGES: tuple[_Veil, ...] = (
+_IN_MESSAGES: tuple[_Mask, ...] = (
     # user:password@ in a URL: up to the last @ before the path, as a password may hold one
-    _veil("@", rf"(\w://){_PLACEHOLDER}[^/\s]*@", r"\1***@"),
+    _mask("@", rf"(\w://){_PLACEHOLDER}[^/\s]*@", r"\1***@"),
     _SLASHED,
     _SAS,
     # query strings and fragments, of whole URLs and of paths alone
-    _veil("?", r"(?<=[^\s(\[,])\?\S+", "?***"),
-    _veil("#", r"(?<=\S)#[^\s=#]*=\S*", "#***"),
+    _mask("?", r"(?<=[^\s(\[,])\?\S+", "?***"),
+    _mask("#", r"(?<=\S)#[^\s=#]*=\S*", "#***"),
     _AUTHORIZATION,
-    _veil("bearer ", r"\b(bearer) (?!<)\S+", r"\1 ***"),
-    _veil("basic ", r"\b(basic) [\w+/=-]{6,}", r"\1 ***"),
-    _veil("=", rf"\b{_NAMED}=\s{{0,3}}){_VALUE}", r"\1\2***"),
-    _veil(":", rf"\b{_NAMED}:\s{{0,3}}){_VALUE}", r"\1\2***"),
+    _mask("bearer ", r"\b(bearer) (?!<)\S+", r"\1 ***"),
+    _mask("basic ", r"\b(basic) [\w+/=-]{6,}", r"\1 ***"),
+    _mask("=", rf"\b{_NAMED}=\s{{0,3}}){_VALUE}", r"\1\2***"),
+    _mask(":", rf"\b{_NAMED}:\s{{0,3}}){_VALUE}", r"\1\2***"),
     # one that is said in a sentence: token XYZ was rejected
     *(
-        _veil(f"{word} ", rf"\b({word}) (?:{_ODD})", r"\1 ***")
+        _mask(f"{word} ", rf"\b({word}) (?:{_OPAQUE})", r"\1 ***")
         for word in ("token", "secret", "password", "passphrase", "api key", "access key")
     ),
     *_BARE,
 )
 """What each secret looks like; without its mark there is none, and nothing to search for."""
 
-_CREDENTIALS: tuple[_Veil, ...] = (
-    _veil("@", rf"(\w://){_PLACEHOLDER}[^/\s:@?#]*:[^/\s]*@", r"\1***@"),
+_CREDENTIALS: tuple[_Mask, ...] = (
+    _mask("@", rf"(\w://){_PLACEHOLDER}[^/\s:@?#]*:[^/\s]*@", r"\1***@"),
     _SLASHED,
     _AUTHORIZATION,
-    _veil("bearer ", r"^(\s*bearer) \S{6,}|\b(bearer) (?=\S*\d)\S{6,}", r"\1\2 ***"),
-    _veil("basic ", r"^(\s*basic) \S{6,}|\b(basic) (?=\S*\d)[\w+/=-]{6,}", r"\1\2 ***"),
+    _mask("bearer ", r"^(\s*bearer) \S{6,}|\b(bearer) (?=\S*\d)\S{6,}", r"\1\2 ***"),
+    _mask("basic ", r"^(\s*basic) \S{6,}|\b(basic) (?=\S*\d)[\w+/=-]{6,}", r"\1\2 ***"),
 )
 _IN_TEXTS = (*_CREDENTIALS, _SAS, *_BARE)
 
@@ -306,7 +306,7 @@ def _without_named(
     """A text without what it calls a secret itself."""
     is_left_out = is_credential if is_for_key else is_secret
 
-    def veil(found: re.Match[str]) -> str:
+    def mask(found: re.Match[str]) -> str:
         whole, name = found[0], found[1]
         if not is_left_out(name, more) or (
             found.re.pattern is _TOLD and len(_WORDS.findall(name)) < 2
@@ -316,11 +316,11 @@ def _without_named(
 
     for mark, pattern in patterns:
         if mark in text:
-            text = _compiled(pattern).sub(veil, text)
+            text = _compiled(pattern).sub(mask, text)
     return text
 
 
-def _applied(veils: tuple[_Veil, ...], text: str) -> str:
+def _applied(veils: tuple[_Mask, ...], text: str) -> str:
     lowered = text.lower()
     for mark, pattern, flags, replacement in veils:
         if mark in lowered:

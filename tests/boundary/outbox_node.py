@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.boundary.facts.canonical import canonical
-from ergon_framework.boundary.facts.schema import identity_digest, spelled
+from ergon_framework.boundary.facts.schema import digest_text, identity_digest
 from ergon_framework.boundary.facts.validation import references
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
 from ergon_framework.errors import (
@@ -111,9 +111,9 @@ class Node:
         self.wire.append(msgspec.json.encode((envelope, fact)))
         for reference in references(fact.object_json):
             place = (reference.bucket, reference.key)
-            if self.objects.get(place) != (spelled(reference.digest), reference.size):
+            if self.objects.get(place) != (digest_text(reference.digest), reference.size):
                 return ArtifactError("not there")
-        digest = spelled(identity_digest(envelope, fact, form))
+        digest = digest_text(identity_digest(envelope, fact, form))
         return self._store(envelope, digest)
 
     def _store(self, envelope: Envelope, digest: str) -> Receipt | BoundaryError:

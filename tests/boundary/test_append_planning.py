@@ -90,7 +90,7 @@ def test_the_same_id_within_one_transaction() -> None:
 @pytest.mark.parametrize(
     ("condition", "digest", "outcome"),
     [
-        (Condition.SOUND, 32, Appended(7, True, b"first")),
+        (Condition.INTACT, 32, Appended(7, True, b"first")),
         (Condition.GONE, 16, Appended(7, True, b"first")),
         (Condition.DAMAGED, 32, Appended(7, True, b"first", is_damaged=True)),
         (Condition.REPAIRED, 0, Appended(7, True, b"first", is_repaired=True)),
@@ -104,7 +104,7 @@ def test_a_known_id_with_the_same_content(
     assert judge_known(new, KnownFact(7, new.digest[:digest], condition, b"first")) == outcome
 
 
-@pytest.mark.parametrize("condition", [Condition.SOUND, Condition.GONE, Condition.DAMAGED])
+@pytest.mark.parametrize("condition", [Condition.INTACT, Condition.GONE, Condition.DAMAGED])
 @pytest.mark.parametrize("digest", [b"x" * 32, b"x" * 16, b""])
 def test_a_known_id_with_other_content(condition: Condition, digest: bytes) -> None:
     """It is a conflict, also when what was there can no longer be told."""
@@ -124,7 +124,7 @@ def test_an_artifact_that_is_missing_or_differs() -> None:
 
 def test_nothing_new_enters_behind_a_fact_for_which_there_was_no_room() -> None:
     """A smaller one would change the order; a duplicate is answered all the same."""
-    known = {"old": KnownFact(9, fact("old").new.digest, Condition.SOUND)}
+    known = {"old": KnownFact(9, fact("old").new.digest, Condition.INTACT)}
     target = Target(known)
     facts = fact("1"), fact("2", b"x" * 11), fact("3", b""), fact("old")
     assert appended(target, *facts, capacity=20) == [
@@ -138,7 +138,7 @@ def test_nothing_new_enters_behind_a_fact_for_which_there_was_no_room() -> None:
 
 def test_what_a_peer_sent_is_not_refused() -> None:
     """Its artifacts were fetched before, and its log has no capacity."""
-    target = Target({"2": KnownFact(9, b"x" * 32, Condition.SOUND)})
+    target = Target({"2": KnownFact(9, b"x" * 32, Condition.INTACT)})
     facts = [fact("1", references=(ARTIFACT,)), fact("2"), fact("1")]
     outcomes = AppendPlanner(target).receive("inbound:b", facts)
     assert outcomes == [Appended(1), Conflict(9, b"x" * 32), Appended(1, True, b"")]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from ergon_framework.boundary.facts.canonical import canonical
 from ergon_framework.boundary.facts.ids import (
-    doubt,
     hash_of_object,
     hash_of_python,
+    id_warning,
     lint,
     message_id,
     stable_uuid,
@@ -157,10 +157,10 @@ def test_the_hash_of_what_python_writes_is_named(name: str) -> None:
 
 def test_a_random_uuid_without_dashes_is_doubted() -> None:
     """Named UUIDs are not, and neither is anything longer."""
-    assert doubt(uuid.uuid4().hex)
-    assert doubt(uuid.uuid4().hex.upper())
+    assert id_warning(uuid.uuid4().hex)
+    assert id_warning(uuid.uuid4().hex.upper())
     for stable in (uuid.uuid5(uuid.NAMESPACE_URL, "a").hex, f"WO:{uuid.uuid4().hex}", "WO", ""):
-        assert doubt(stable) is None
+        assert id_warning(stable) is None
 
 
 def test_a_random_uuid_without_dashes_is_told_and_not_refused() -> None:

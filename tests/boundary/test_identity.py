@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergon_framework.boundary.facts.canonical import canonical
-from ergon_framework.boundary.facts.schema import identity_digest, parsed, spelled
+from ergon_framework.boundary.facts.schema import digest_text, identity_digest, parsed
 from ergon_framework.boundary.factstore.hashchain import key_of
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.errors import FactInvalidError
@@ -54,7 +54,7 @@ def test_the_digest_is_that_of_the_canonical_content(
 
 def test_the_digest_is_the_same_for_ever() -> None:
     """Stored ledgers depend on it: this value may never change."""
-    assert spelled(digest()) == (
+    assert digest_text(digest()) == (
         "sha256:"
         + sha256(
             b'{"from_zone":"Plant A","object_json":{"a":[1.5],"b":1},"predicate":"created",'
@@ -122,7 +122,7 @@ def test_moved_borders_make_another_key() -> None:
 
 def test_a_digest_survives_its_spelling() -> None:
     """What is written is read again, in either case of letters."""
-    assert parsed(spelled(digest()), "x") == digest()
+    assert parsed(digest_text(digest()), "x") == digest()
     assert parsed("sha256:" + digest().hex().upper(), "x") == digest()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ergon_framework.boundary.client.inbox import Inbox, spell_parameters
+from ergon_framework.boundary.client.inbox import Inbox, with_placeholders_of
 from ergon_framework.boundary.model import Delivery
 from ergon_framework.errors import ConfigurationError, ConflictingDuplicateError, WiringError
 from tests import fork_server
@@ -251,9 +251,9 @@ def test_another_driver_only_spells_differently(path: Path, db: sqlite3.Connecti
 
 def test_placeholders() -> None:
     """Those of PEP 249, as far as they go by position."""
-    assert spell_parameters("a = ? AND b = ?", "qmark") == "a = ? AND b = ?"
-    assert spell_parameters("a = ? AND b = ?", "numeric") == "a = :1 AND b = :2"
-    assert spell_parameters("a = ? AND b = ?", "format") == "a = %s AND b = %s"
+    assert with_placeholders_of("a = ? AND b = ?", "qmark") == "a = ? AND b = ?"
+    assert with_placeholders_of("a = ? AND b = ?", "numeric") == "a = :1 AND b = :2"
+    assert with_placeholders_of("a = ? AND b = ?", "format") == "a = %s AND b = %s"
     with pytest.raises(ConfigurationError, match="no paramstyle"):
         Inbox("c", paramstyle="named")  # type: ignore[arg-type]
 

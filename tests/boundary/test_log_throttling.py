@@ -114,10 +114,10 @@ def test_what_lasts_or_is_new_is_said(caplog: pytest.LogCaptureFixture) -> None:
     events = ZoneEvents(clock)
     for wait, lines in ((0, 1), (REPEAT_INTERVAL - 1, 1), (1, 2), (-3600, 3), (1, 3)):
         clock.forward(wait)
-        events.troubled("plant", AWAY, is_append=True)
+        events.note_store_error("plant", AWAY, is_append=True)
         assert len(caplog.records) == lines
     for n in range(3 * MAX_TROUBLES):
-        events.troubled("plant", StoreUnavailableError(f"trouble {n}"), is_append=False)
+        events.note_store_error("plant", StoreUnavailableError(f"trouble {n}"), is_append=False)
     assert len(caplog.records) == 3 + 3 * MAX_TROUBLES
 
 
@@ -127,7 +127,9 @@ def test_trouble_with_objects_is_not_over_when_a_fact_comes(
     """The store of facts was never in trouble."""
     events = ZoneEvents(HandClock())
     for _ in range(100):
-        events.troubled("plant", StoreUnavailableError("the bucket is away"), is_append=False)
+        events.note_store_error(
+            "plant", StoreUnavailableError("the bucket is away"), is_append=False
+        )
         events.committed(1, 0.001)
     assert len(caplog.records) == 1
 

@@ -213,7 +213,7 @@ def test_an_error_lets_go_of_the_lock(outbox: Outbox, node: Node) -> None:
 def test_a_forked_child_does_not_keep_the_lock(outbox: Outbox) -> None:
     """It would hold up everybody after its parent is gone."""
     lock = DrainLock(outbox.path.with_name(f"{outbox.path.name}-drain"))
-    assert lock.try_gain()
+    assert lock.try_acquire()
     ready, say_ready = os.pipe()
     end, say_end = os.pipe()
     pid = os.fork()

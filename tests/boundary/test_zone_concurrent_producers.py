@@ -14,7 +14,7 @@ from ergon_framework.boundary.model import Receipt
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ArtifactError, FactInvalidError
-from ergon_framework.ports.factstore import OUTBOUND, Flaw
+from ergon_framework.ports.factstore import OUTBOUND, Corruption
 from ergon_framework.storage.objectstore.memory import MemoryObjectStore
 
 WAIT = 60.0
@@ -55,7 +55,7 @@ def produce_in_a_crowd(zone: LocalZone) -> None:
         each.join(WAIT)
         assert not each.is_alive()
     kept = zone.store.page(OUTBOUND, 0, 10_000, 1 << 24).facts
-    flaws = [each for each in zone.store.verify(OUTBOUND) if isinstance(each, Flaw)]
+    flaws = [each for each in zone.store.verify(OUTBOUND) if isinstance(each, Corruption)]
     assert flaws == []
     assert len(kept) == len(refused) == PRODUCERS * EACH
     for fact in kept:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ergon_framework.ports.factstore import OUTBOUND, FactStore, Flaw
+from ergon_framework.ports.factstore import OUTBOUND, Corruption, FactStore
 from tests.campaign.actors import Actor
 from tests.campaign.campaign import Campaign
 from tests.campaign.outage_retry import patiently, pause
@@ -146,7 +146,7 @@ class FactCampaign(Campaign):
         told["lost"] = len(wanted - ids.keys())
         told["doubled"] = sum(ids.values()) - len(ids) + len(ids.keys() - wanted)
         told["flaws"] = [offset for offset, _ in facts] != list(range(1, len(facts) + 1))
-        told["flaws"] += sum(isinstance(each, Flaw) for each in self.store.verify(log))
+        told["flaws"] += sum(isinstance(each, Corruption) for each in self.store.verify(log))
         return told
 
     def _id(self, program: str, number: int) -> str:

@@ -318,7 +318,7 @@ def test_what_a_worker_had_read_before_is_taken_out_of_a_new_file(ergon: Ask) ->
     archive = JobArchive(Path("archive"))
     with closing(client()) as jobs, contextlib.ExitStack() as stack:
         ended(jobs, "old", result_ttl=0.0)
-        read = jobs.store.ripe(10)
+        read = jobs.store.prunable(10)
         writer = stack.enter_context(archive.locked())
 
         def write_late() -> None:

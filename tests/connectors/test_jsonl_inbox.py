@@ -301,7 +301,7 @@ def test_a_report_counts_the_malformed_lines_of_its_own_call(
 
 
 def test_strict_raises_and_goes_no_further(tmp_path: Path, open_inbox: Open) -> None:
-    """What came before is delivered first; then every fetch names the line until it is mended."""
+    """What came before is delivered first; then every fetch names the line until it is fixed."""
     (tmp_path / "a.jsonl").write_text(line("a1") + "oops\n" + line("a3"))
     connector = open_inbox(strict=True)
     assert ack_all(connector) == ["a1"]

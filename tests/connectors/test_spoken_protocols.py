@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.app.diagnostics.servers import spoken_at
+from ergon_framework.app.diagnostics.servers import server_kind_at
 from tests.servers.by_url import doctor
 from tests.servers.kafka import KafkaCluster
 from tests.servers.mosquitto import Mosquitto
@@ -69,8 +69,8 @@ def test_a_protocol_is_known_by_its_answers(
 ) -> None:
     """By a greeting, or by what it says to a request that no login is needed for."""
     with answering(greeting, answers) as port:
-        assert spoken_at("127.0.0.1", port, timeout=0.05) == kind
-    assert spoken_at("127.0.0.1", port, timeout=0.05) is None  # nothing listens any more
+        assert server_kind_at("127.0.0.1", port, timeout=0.05) == kind
+    assert server_kind_at("127.0.0.1", port, timeout=0.05) is None  # nothing listens any more
 
 
 @pytest.fixture
@@ -96,15 +96,15 @@ def test_real_servers_are_known(
         "MQTT": mosquitto.port,
         "Kafka": own_kafka.port,
     }
-    assert {kind: spoken_at("127.0.0.1", port, timeout=10.0) for kind, port in found.items()} == {
-        kind: kind for kind in found
-    }
+    assert {
+        kind: server_kind_at("127.0.0.1", port, timeout=10.0) for kind, port in found.items()
+    } == {kind: kind for kind in found}
 
 
 @pytest.mark.slow
 def test_rabbitmq_is_known(rabbit_server: RabbitServer) -> None:
     """It answers every other protocol with the name of its own."""
-    assert spoken_at("127.0.0.1", rabbit_server.port) == "RabbitMQ"
+    assert server_kind_at("127.0.0.1", rabbit_server.port) == "RabbitMQ"
 
 
 @pytest.mark.slow

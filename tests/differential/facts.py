@@ -14,9 +14,9 @@ from ergon_framework.ports.factstore import (
     AppendOutcome,
     Conflict,
     ConsumerInfo,
+    Corruption,
     FactStore,
     Fetched,
-    Flaw,
     Gap,
     LedgerEntry,
     Link,
@@ -76,7 +76,7 @@ class FactTwins(Twins):
         self.both(lambda store: [said for _, *said in store.journal()])
         self.both(lambda store: store.aged(OUTBOUND, self.clock() - 10.0))
         for log in (OUTBOUND, INBOX):
-            flaws = [each for each in self.stores[1].verify(log) if isinstance(each, Flaw)]
+            flaws = [each for each in self.stores[1].verify(log) if isinstance(each, Corruption)]
             same([], flaws)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from ergon_framework.boundary.client.producer import Producer
 from ergon_framework.boundary.facts.ids import message_id
 from ergon_framework.boundary.model import Delivery
 from ergon_framework.errors import BoundaryError
-from ergon_framework.ports.factstore import OUTBOUND, Flaw
+from ergon_framework.ports.factstore import OUTBOUND, Corruption
 from tests.boundary.node.processes import ADMIN, NodeProcess, running
 from tests.campaign.outage_retry import pause
 from tests.differential.engines import ServerEngine
@@ -148,7 +148,7 @@ def _judged(both: Sites) -> dict[str, Any]:
     for zone, log in both.logs.items():
         with closing(open_facts(Place(both.place.url, zone))) as store:
             facts = store.page(log, 0, 1_000_000, 1 << 30).facts
-            flaws = [each for each in store.verify(log) if isinstance(each, Flaw)]
+            flaws = [each for each in store.verify(log) if isinstance(each, Corruption)]
         ids = Counter(fact.message_id for fact in facts)
         told["lost"] += len(wanted - ids.keys())
         told["doubled"] += sum(ids.values()) - len(ids) + len(ids.keys() - wanted)

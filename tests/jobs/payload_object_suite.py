@@ -477,7 +477,7 @@ def an_archive_waits_for_the_object_store(place: Place) -> None:
         job = client.enqueue("echo", [LARGE])
         assert place.drain() == 1
         archive = JobArchive(place.folder / "archive")
-        _until(lambda: bool(place.store.ripe(1)))
+        _until(lambda: bool(place.store.prunable(1)))
         with pytest.raises(PayloadObjectError, match="none is set here"):
             archiver.Archiver(place.store, archive).turn()
         assert place.store.find(job) is not None

@@ -32,22 +32,22 @@ class KeepsAllQueuesAlike(Honest):
 class RipeBeforeItsTime(Honest):
     """Tells of every job that has a time, whether it has come or not."""
 
-    def ripe(self, limit: int) -> list[Job]:
+    def prunable(self, limit: int) -> list[Job]:
         return [job for job in self.search(Search()) if job.purge_at is not None][:limit]
 
 
 class RipeTakesAllOfThem(Honest):
     """Heeds no limit."""
 
-    def ripe(self, limit: int) -> list[Job]:
-        return super().ripe(10**9)
+    def prunable(self, limit: int) -> list[Job]:
+        return super().prunable(10**9)
 
 
 class RipeTakesThemOut(Honest):
     """Takes jobs out when they are read: a process that dies then has lost them."""
 
-    def ripe(self, limit: int) -> list[Job]:
-        found = super().ripe(limit)
+    def prunable(self, limit: int) -> list[Job]:
+        found = super().prunable(limit)
         self.purge(found)
         return found
 
@@ -55,15 +55,15 @@ class RipeTakesThemOut(Honest):
 class RipeHidesTheDead(Honest):
     """Forgets that dead letters are archived, too."""
 
-    def ripe(self, limit: int) -> list[Job]:
-        return [job for job in super().ripe(limit) if job.last_error is None]
+    def prunable(self, limit: int) -> list[Job]:
+        return [job for job in super().prunable(limit) if job.last_error is None]
 
 
 class RipeWithoutResults(Honest):
     """Tells of a job without what it returned."""
 
-    def ripe(self, limit: int) -> list[Job]:
-        return [change(job, result=None) for job in super().ripe(limit)]
+    def prunable(self, limit: int) -> list[Job]:
+        return [change(job, result=None) for job in super().prunable(limit)]
 
 
 class PrunesWhatIsToBeArchived(Honest):
@@ -87,7 +87,7 @@ class RipeFlowsThatGoOn(WithFlows):
     """Tells of every flow."""
 
     class Flows(MemoryFlows):
-        def ripe(self, limit: int) -> list[Flow]:
+        def prunable(self, limit: int) -> list[Flow]:
             return self.search((), limit)
 
 

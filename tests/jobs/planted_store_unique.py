@@ -85,7 +85,7 @@ class PurgesHolders(Honest):
 class ArchivesHolders(Honest):
     """Tells of every job whose time has come, whether it holds its key or not."""
 
-    def ripe(self, limit: int) -> list[Job]:
+    def prunable(self, limit: int) -> list[Job]:
         ended = [job for job in self.search(Search()) if job.purge_at is not None]
         return [job for job in ended if (job.purge_at or 0.0) <= self.now()][:limit]
 
@@ -93,8 +93,8 @@ class ArchivesHolders(Honest):
 class HoldersHideOthers(Honest):
     """Looks at so many jobs, and then leaves out those that hold their keys."""
 
-    def ripe(self, limit: int) -> list[Job]:
-        free = {job.id for job in super().ripe(10**9)}
+    def prunable(self, limit: int) -> list[Job]:
+        free = {job.id for job in super().prunable(10**9)}
         due = [job for job in self.search(Search()) if (job.purge_at or self.now()) < self.now()]
         due.sort(key=lambda job: job.purge_at or 0.0)
         return [job for job in due[:limit] if job.id in free]

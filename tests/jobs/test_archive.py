@@ -212,10 +212,10 @@ def test_a_job_that_came_back_meanwhile_is_not_deleted(
     subject.put("a")
     subject.ended("a", FAILS_FOR_GOOD, keep=10.0)
     subject.clock.forward(11.0)
-    ripe = subject.store.ripe
+    prunable = subject.store.prunable
 
     def read_and_sent_back(limit: int) -> list[Job]:
-        found = ripe(limit)
+        found = prunable(limit)
         if found and subject.get("a").last_error is not None:
             subject.must(subject.get("a"), RequeueRequested())
         return found
@@ -322,13 +322,13 @@ def test_slices_are_small_where_jobs_are_large(
     asked: list[int] = []
     size = [1_000]
 
-    def ripe(limit: int) -> list[Job]:
+    def prunable(limit: int) -> list[Job]:
         asked.append(limit)
         subject.put(f"job-{len(asked)}", args=b'["%b"]' % (b"x" * size[0]))
         made = subject.ended(f"job-{len(asked)}", keep=0.0)
         return [made] * limit
 
-    monkeypatch.setattr(subject.store, "ripe", ripe)
+    monkeypatch.setattr(subject.store, "ripe", prunable)
     archiver = Archiver(subject.store, archive)
     for _ in range(8):
         archiver.turn()

@@ -70,7 +70,7 @@ class Bench:
         return get(self.store, job_id).status
 
 
-def odd(job_id: str) -> Any:
+def unreadable(job_id: str) -> Any:
     """A job for the executor ``node``."""
     return new(job_id, handler="node#work", executor="node")
 
@@ -79,7 +79,7 @@ def test_a_backlog_outlives_the_restart_of_the_only_worker_that_can_run_it() -> 
     """Jobs that waited for days are not given up because their worker is away for a minute."""
     bench = Bench()
     bench.store.heartbeat(worker_with("w2", "node"))
-    bench.store.add([odd("old")])
+    bench.store.add([unreadable("old")])
     for _ in range(10):
         bench.wall += DAY
         bench.clock += DAY
@@ -97,9 +97,9 @@ def test_a_backlog_outlives_the_restart_of_the_only_worker_that_can_run_it() -> 
 def test_a_job_is_given_up_after_a_day_without_its_executor() -> None:
     """Neither a restart of the worker that looks, nor the last minute before it, changes that."""
     bench = Bench()
-    bench.store.add([odd("a")])
+    bench.store.add([unreadable("a")])
     bench.pass_time(DAY / 2)
-    bench.store.add([odd("later")])
+    bench.store.add([unreadable("later")])
     bench.begin()
     bench.pass_time(DAY / 2 - 120.0)
     assert bench.status("a") is JobStatus.PENDING
@@ -116,7 +116,7 @@ def test_a_job_is_given_up_after_a_day_without_its_executor() -> None:
 def test_who_is_missing_is_told_once_and_when_it_is_back() -> None:
     """Not in the first minute, which a restart takes."""
     bench = Bench()
-    bench.store.add([odd("a")])
+    bench.store.add([unreadable("a")])
     bench.pass_time(50.0)
     assert bench.told == []
     bench.pass_time(HOUR)
@@ -196,7 +196,7 @@ def test_a_clock_that_jumps_by_days_gives_nothing_up() -> None:
     """Workers that live tell of themselves within seconds: that is waited for."""
     bench = Bench()
     bench.store.heartbeat(worker_with("w2", "node"))
-    bench.store.add([odd("a")])
+    bench.store.add([unreadable("a")])
     bench.wall += 3 * DAY
     bench.looking.look()
     assert bench.status("a") is JobStatus.PENDING
@@ -209,7 +209,7 @@ def test_a_clock_that_jumps_by_days_gives_nothing_up() -> None:
 def test_it_can_wait_for_ever() -> None:
     """With ``executor_wait = "none"``."""
     bench = Bench(executor_wait="none")
-    bench.store.add([odd("a")])
+    bench.store.add([unreadable("a")])
     bench.pass_time(3 * DAY)
     assert bench.status("a") is JobStatus.PENDING
 
@@ -236,7 +236,7 @@ def test_an_existing_file_learns_to_note_executors(tmp_path: Path) -> None:
     """A store of the version before is brought up to date, and begins to count from then."""
     path = tmp_path / "old.db"
     store = SqliteJobStore(path)
-    store.add([odd("a")])
+    store.add([unreadable("a")])
     store.transactions.write(  # as the version before left it
         lambda moves: [
             moves.cursor.execute(each)

@@ -188,9 +188,9 @@ def test_what_is_no_progress_is_refused() -> None:
         with pytest.raises(TypeError, match="the message of a progress is text, not"):
             JobContext(job_id="1").progress(0.5, message)  # type: ignore[arg-type]
     JobContext(job_id="1").progress(0.4, "in a test it does nothing")
-    odd = reported_progress(encode_progress("1", 0.5, "importing caf\udce9.csv"))
-    assert odd is not None
-    assert odd.message == "importing caf\\udce9.csv"
+    unreadable = reported_progress(encode_progress("1", 0.5, "importing caf\udce9.csv"))
+    assert unreadable is not None
+    assert unreadable.message == "importing caf\\udce9.csv"
     good = encode_progress("1", 0.5, "x" * 10_000 + "\x00")
     assert len(good) < 4096
     found = reported_progress(good)

@@ -274,7 +274,7 @@ def test_what_follows_a_failure_can_be_set_for_a_job_and_for_all(option: str, ki
     "error", [ConfigurationError, MissingExtraError, SettingsError, WiringError]
 )
 def test_wrong_settings_are_final(error: type[Exception]) -> None:
-    """What a handler meets when something is not set up is not mended by trying again."""
+    """What a handler meets when something is not set up is not fixed by trying again."""
     reply = Reply("j", Status.ERROR, error_type=error.__name__)
     seen = Settler(JobsSettings(), "w").event_of(reply, leased())
     assert isinstance(seen, Failed)

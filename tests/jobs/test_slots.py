@@ -28,10 +28,10 @@ def test_a_slot_is_news_unless_its_executor_is_known_to_be_dry() -> None:
     slots = SlotCounter()
     slots.offer("a", 2)
     slots.take({"a": 2}, {"a": 1})
-    assert not slots.is_news("a")
-    assert slots.is_news("b")
+    assert not slots.may_find_work("a")
+    assert slots.may_find_work("b")
     slots.take({"a": 1}, {"a": 1})
-    assert slots.is_news("a")
+    assert slots.may_find_work("a")
 
 
 @given(st.lists(st.tuples(st.sampled_from(["want", "claim", "arrive"]), st.integers(0, 5))))

@@ -67,7 +67,7 @@ LONG_LOOKS = {
     "flows": "it ends with a page, in the order of the table",
     "next_open_queue": "it walks past paused queues, and ends at the first that is open",
     "soonest": "it ends at the first few",
-    "ripe": "it looks through the few states of one unique key",
+    "prunable": "it looks through the few states of one unique key",
     "keep_holder": "the same",
     "outlook": "it ends at the first of each",
     "next_lane_of_key": "the same, of two",
@@ -258,7 +258,7 @@ def test_a_search_of_one_queue_finds_what_is_there(tmp_path: Path, most: int) ->
         ),
         (
             "admin.sql",
-            "ripe",
+            "prunable",
             "ergon_jobs_ended (stage=? AND queue=? AND status=? AND purge_at<?)",
         ),
         ("flows.sql", "ripe_flows", "ergon_flows_purge (purge_at>? AND purge_at<?)"),
@@ -344,15 +344,15 @@ def test_retention_reads_only_what_may_go(connection: sqlite3.Connection) -> Non
     """
     statements = load(SQL, "admin.sql")
     costs, walks = [], []
-    ripe = {"number": 30, "purge_at": 0.0, "name": "ripe"}
-    connection.execute(KEPT, ripe)
+    prunable = {"number": 30, "purge_at": 0.0, "name": "prunable"}
+    connection.execute(KEPT, prunable)
     for number, name in ((100, "few"), (100_000, "many")):
         connection.execute(KEPT, {"number": number, "purge_at": 1e9, "name": name})
         connection.execute(DUE, {"number": number, "purge_at": None, "name": f"due-{name}"})
         looks = [
             ("kept_long_enough", ("q1", "completed", 1e6, 5)),
-            ("ripe", ("q1", "completed", 1e6, 5)),
-            ("ripe", ("q1", "completed", 1e6, 500)),  # all there are
+            ("prunable", ("q1", "completed", 1e6, 5)),
+            ("prunable", ("q1", "completed", 1e6, 500)),  # all there are
         ]
         costs.append([instructions(connection, statements[each], values) for each, values in looks])
         walks.append(

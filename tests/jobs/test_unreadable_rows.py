@@ -180,7 +180,7 @@ def test_a_step_that_is_discarded_counts_as_cancelled(
         connection.execute("UPDATE ergon_jobs SET options = '{' WHERE id = ?", (first,))
     assert s.ids(5) == []
     [found] = s.store.unreadable()
-    assert (found.id, flow.status()) == (first, "running"), "an operator may still mend it"
+    assert (found.id, flow.status()) == (first, "running"), "an operator may still fix it"
     assert s.store.discard_unreadable(found.key)
     assert s.store.unreadable() == []
     assert (s.status(second).value, flow.status()) == (follows, ends)

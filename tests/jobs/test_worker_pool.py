@@ -223,7 +223,7 @@ def test_a_silent_executor_that_is_killed_within_its_startup_grace_has_not_start
 def test_an_idle_executor_that_cannot_be_replaced_makes_the_worker_fail(
     tmp_path: Path, grace: float
 ) -> None:
-    """It goes on trying, in case somebody mends the program; asked to stop, it says what it lacks.
+    """It goes on trying, in case somebody fixes the program; asked to stop, it says what it lacks.
 
     Whether the process that was killed had lived through its startup grace makes no difference.
     """

@@ -132,7 +132,7 @@ def test_it_is_told_when_it_is_built(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 def test_a_file_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
-    """That does not mend itself."""
+    """That does not fix itself."""
     (tmp_path / "work.db").write_text("not a database at all\n" * 100)
     with pytest.raises(StoreSchemaError):
         Scripted(store=f"sqlite:///{tmp_path}/work.db")

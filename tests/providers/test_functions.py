@@ -743,7 +743,7 @@ def test_middleware_of_the_other_colour_is_refused_at_the_first_call() -> None:
 class RunningJob:
     """A job that is tried again as a whole."""
 
-    def surroundings(self) -> UnitOfWork:
+    def unit_of_work(self) -> UnitOfWork:
         """What code below it is told."""
         return UnitOfWork("job", "job-1", "sweep", correlation_id="order-7")
 

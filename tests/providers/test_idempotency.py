@@ -19,9 +19,9 @@ from ergon_framework.providers.delivery.owner_locks import OWNER_LOCKS
 from ergon_framework.providers.errors import ProviderBadRequestError, Reason
 from ergon_framework.providers.pipeline.request import fingerprint
 from ergon_framework.providers.redaction import (
+    normalised_names,
     plain_json,
     safe_message,
-    squeezed_names,
     strip_secrets,
 )
 from ergon_framework.providers.stores.memory import MemoryProviderStore
@@ -97,7 +97,7 @@ def test_secrets_and_what_changes_with_every_sending_are_left_out() -> None:
     )
     assert key_of({"q": 1, "nonce": 5}) != key_of({"q": 1})
     assert key_of({"q": 1, "nonce": 5}, volatile_names=frozenset({"nonce"})) == key_of({"q": 1})
-    mine = squeezed_names({"My-Pin-Code"})
+    mine = normalised_names({"My-Pin-Code"})
     assert key_of({"q": 1, "my_pin_code": 5}, secret_names=mine) == key_of({"q": 1})
 
 

@@ -346,8 +346,8 @@ def test_windows_may_be_days_and_months_of_a_time_zone() -> None:
     month = QuotaPolicy(limit=1, period="month")
     assert month.window(at(2028, 2, 29, 23, 59)) == QuotaWindow(at(2028, 2, 1), at(2028, 3, 1))
     assert month.window(at(2026, 12, 31)) == QuotaWindow(at(2026, 12, 1), at(2027, 1, 1))
-    anchored = QuotaPolicy(limit=1, window_seconds=3600, anchor=900.0)
-    assert anchored.window(EPOCH) == QuotaWindow(EPOCH - 2700.0, EPOCH + 900.0)
+    read_anchor = QuotaPolicy(limit=1, window_seconds=3600, anchor=900.0)
+    assert read_anchor.window(EPOCH) == QuotaWindow(EPOCH - 2700.0, EPOCH + 900.0)
 
 
 @pytest.mark.req("PEF:A-12")

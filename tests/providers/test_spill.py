@@ -141,7 +141,7 @@ def test_every_place_where_a_writer_may_have_died(folder: Path) -> None:
             cut >= end - 1 for end in ends[1:]
         )  # the end of the line may be what is missing
         assert read_back(spill) == [A, BOTH, C][:whole], cut
-        assert spill.spoilt_count == 0
+        assert spill.damaged_count == 0
         assert list(folder.iterdir()) == []
 
 
@@ -152,7 +152,7 @@ def test_a_line_that_was_changed_is_put_aside_with_its_file(folder: Path) -> Non
     (folder / "1-x.jsonl").write_bytes(line_of(A) + broken + b"\n\n" + line_of(C))
     spill = Spill(folder)
     assert read_back(spill) == [A, C]
-    assert spill.spoilt_count == 1
+    assert spill.damaged_count == 1
     assert [path.name for path in folder.iterdir()] == ["1-x.jsonl.bad"]
     assert read_back(spill) == []
 
@@ -186,7 +186,7 @@ def test_a_disk_that_cannot_be_read(folder: Path, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
         patch.setattr(os, "pread", fail)
         assert read_back(spill) == []
-    assert spill.spoilt_count == 1
+    assert spill.damaged_count == 1
     assert [path.suffix for path in folder.iterdir()] == [".bad"]
 
 
@@ -252,7 +252,7 @@ def test_a_full_disk_leaves_whole_lines(
     assert (soon, spill.is_usable) == (False, True)
     spill.keep([B], is_synced=True)
     assert read_back(spill) == ([A, B] if is_cut else [A, C, B])
-    assert spill.spoilt_count == (0 if is_cut else 1)
+    assert spill.damaged_count == (0 if is_cut else 1)
 
 
 def test_a_sync_that_fails_takes_the_lines_back(

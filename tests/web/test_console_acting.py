@@ -47,7 +47,7 @@ class Place:
     def signed_in(self, token: str = "") -> ConsoleClient:
         """One that has signed in."""
         client = self.client()
-        send(client, "sign-in", token=token or self.sessions.invite())
+        send(client, "sign-in", token=token or self.sessions.issue_login_link())
         return client
 
     def entries(self) -> list[AuditEntry]:
@@ -89,7 +89,7 @@ def test_a_link_signs_one_browser_in(place: Place) -> None:
     """Looking at it uses nothing up; used, it is worth nothing, and there is word of that."""
     used: list[bool] = []
     place.sessions.when_used = lambda: used.append(True)
-    once = place.sessions.invite()
+    once = place.sessions.issue_login_link()
     client = place.client()
     for _ in range(2):
         page = client.get(f"/console/sign-in?once={once}").text
@@ -474,7 +474,7 @@ def test_what_may_be_done_all_the_same(
     settings = settings_in(tmp_path, "[server]\ntimeout = 1\n")
     plan = server_plan(settings.server, backends_of(settings), None, sessions=place.sessions)
     client = ConsoleClient(build_app(plan))
-    send(client, "sign-in", token=place.sessions.invite())
+    send(client, "sign-in", token=place.sessions.issue_login_link())
     mine = secret(client)
     monkeypatch.setattr(JobBackend, "writing", late)
     try:

@@ -42,7 +42,7 @@ class Place:
     def signed_in(self, token: str = "") -> ConsoleClient:
         """A browser whose owner has signed in."""
         client = ConsoleClient(self.app)
-        secret = token or self.sessions.invite()
+        secret = token or self.sessions.issue_login_link()
         client.request("POST", "/console/sign-in", data={"token": secret})
         return client
 

@@ -80,7 +80,7 @@ def test_a_change_whose_outcome_nobody_knows(
 ) -> None:
     """A page says so, and not that it should be sent again at once."""
     client, sessions = server(tmp_path)
-    send(client, "sign-in", token=sessions.invite())
+    send(client, "sign-in", token=sessions.issue_login_link())
     mine = secret(client)
     request.getfixturevalue("hangs")
     answer = send(client, "change", action="requeue", id="d0", secret=mine)
@@ -115,7 +115,7 @@ def test_a_role_that_may_only_read(postgres_url: str, role: Callable[[str], str]
     backends = backends_of(Settings(), url)
     client, sessions = over(backends)
     with closing(backends):
-        send(client, "sign-in", token=sessions.invite())
+        send(client, "sign-in", token=sessions.issue_login_link())
         mine = secret(client)
         answer = send(client, "change", action="requeue", id="d0", secret=mine)
         assert answer.status_code == 503

@@ -55,7 +55,7 @@ class ZonePlace:
     def signed_in(self) -> ConsoleClient:
         """One that has signed in."""
         client = self.client()
-        send(client, "sign-in", token=self.sessions.invite())
+        send(client, "sign-in", token=self.sessions.issue_login_link())
         return client
 
     def entries(self) -> list[AuditEntry]:

@@ -61,7 +61,7 @@ class Visitor:
         elif way == "proxy":
             self._headers = {"x-forwarded-user": name, "x-forwarded-groups": GROUPS[name]}
         elif way != "machine":
-            secret = TOKENS[name] if way == "session" else self.sessions.invite()
+            secret = TOKENS[name] if way == "session" else self.sessions.issue_login_link()
             assert self.ask("/console/sign-in", {"token": secret}).status_code == 303
 
     def ask(

@@ -138,7 +138,7 @@ def test_what_a_cookie_is_worth() -> None:
 def test_a_cookie_of_the_link_is_none_where_there_are_tokens() -> None:
     """Whoever came by the link may do everything: a server with tokens wants one of them."""
     without = shared(None)
-    cookie = without.sign_in(without.invite(), "here")
+    cookie = without.sign_in(without.issue_login_link(), "here")
     assert shared(None).find(cookie) is not None
     assert shared(FixedTokens({"local": ADA})).find(cookie) is None
 

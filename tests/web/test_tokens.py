@@ -203,7 +203,7 @@ def test_a_file_that_everybody_may_write_to_lets_nobody_in(
 def test_a_file_that_others_may_read_is_told(
     tmp_path: Path, mode: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It works, since orchestrators mount secrets so, and the log says how to mend it."""
+    """It works, since orchestrators mount secrets so, and the log says how to fix it."""
     file = tmp_path / "tokens"
     file.write_text(f"{X}\n")
     file.chmod(mode)

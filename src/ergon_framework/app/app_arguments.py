@@ -14,11 +14,11 @@ from typing import Any
 
 from ergon_framework.core.option_values import (
     MAX_PROCESSES,
-    count_flaw,
-    number_flaw,
+    count_problem,
+    number_problem,
     or_none,
     shown,
-    switch_flaw,
+    switch_problem,
 )
 from ergon_framework.errors import ConfigurationError, HookError, UsageError
 from ergon_framework.ports.job_fields import name as queue_name
@@ -26,15 +26,15 @@ from ergon_framework.ports.job_fields import name as queue_name
 MAX_NAME = 100
 MAX_IN_FLIGHT = 1024
 """Jobs that one process of an executor may have at once."""
-_FLAWS: dict[str, tuple[Callable[[Any], str], str]] = {
-    "burst": (switch_flaw, "True"),
-    "raises": (switch_flaw, "True"),
-    "max_jobs": (or_none(count_flaw), "10_000"),
-    "processes": (or_none(partial(count_flaw, most=MAX_PROCESSES)), "4"),
-    "max_jobs_per_process": (or_none(count_flaw), "1_000"),
-    "max_memory_per_process": (or_none(count_flaw), "500_000_000"),
-    "max_process_age": (or_none(partial(number_flaw, is_above=True)), "3600"),
-    "max_in_flight": (or_none(partial(count_flaw, most=MAX_IN_FLIGHT)), "10"),
+_CHECKS: dict[str, tuple[Callable[[Any], str], str]] = {
+    "burst": (switch_problem, "True"),
+    "raises": (switch_problem, "True"),
+    "max_jobs": (or_none(count_problem), "10_000"),
+    "processes": (or_none(partial(count_problem, most=MAX_PROCESSES)), "4"),
+    "max_jobs_per_process": (or_none(count_problem), "1_000"),
+    "max_memory_per_process": (or_none(count_problem), "500_000_000"),
+    "max_process_age": (or_none(partial(number_problem, is_above=True)), "3600"),
+    "max_in_flight": (or_none(partial(count_problem, most=MAX_IN_FLIGHT)), "10"),
 }
 
 
@@ -85,11 +85,11 @@ def checked_name(name: object) -> str:
 def check_values(method: str, **given: object) -> None:
     """Refuse a wrong number or switch of ``app.run`` and ``app.drain``."""
     for name, value in given.items():
-        flaw_of, example = _FLAWS[name]
-        flaw = flaw_of(value)
-        if flaw:
+        find_problem, example = _CHECKS[name]
+        problem = find_problem(value)
+        if problem:
             raise ConfigurationError(
-                f"app.{method}: {name} {flaw}", remedy=f"write for example {name}={example}"
+                f"app.{method}: {name} {problem}", remedy=f"write for example {name}={example}"
             )
 
 

@@ -55,12 +55,12 @@ def _of_script(script: Path, name: str) -> App:
     if script.suffix != ".py" and script.is_file():
         raise WiringError(
             f"{str(script)!r} has a name that no other process could import: it lacks .py",
-            remedy=f"rename it, or run it with python {_pasted(script)}",
+            remedy=f"rename it, or run it with python {_shell_argument(script)}",
         )
     if not script.stem.isidentifier() or script.stem == "__main__":
         raise WiringError(
             f"{str(script)!r} has a name that no other process could import",
-            remedy=f"rename it, or run it with python {_pasted(script)}",
+            remedy=f"rename it, or run it with python {_shell_argument(script)}",
         )
     module = loading.module_in(script)
     if name:
@@ -82,14 +82,14 @@ def _of_script(script: Path, name: str) -> App:
         count = f"there are several: {', '.join(names)}" if names else "there is none"
         raise WiringError(
             f"which App of {script}? {count}",
-            remedy=f"write {_pasted(script, names[0])}"
+            remedy=f"write {_shell_argument(script, names[0])}"
             if names
             else "write app = App() at its top",
         )
     return cast("App", getattr(module, names[0]))
 
 
-def _pasted(script: Path, name: str = "") -> str:
+def _shell_argument(script: Path, name: str = "") -> str:
     """A script, or an App of it, as an argument in a shell that no command takes for an option."""
     place = f"./{script}" if str(script).startswith("-") else str(script)
     return shlex.quote(f"{place}:{name}" if name else place)

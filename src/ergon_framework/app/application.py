@@ -750,7 +750,7 @@ class App:
         served = checked_queues("drain", queues)
         check_values("drain", max_jobs=max_jobs, raises=raises)
         self._dependencies.check()
-        self._refuse_namesake()
+        self._refuse_second_unnamed_app()
         most = MAX_JOBS if max_jobs is None else max_jobs
         return drain(self, queues=served, max_jobs=most, raises=raises)
 
@@ -762,7 +762,7 @@ class App:
         own_name = self.executor or EXECUTOR
         wanted = [own_name, *self._waited_for({EXECUTOR, self._name} - {own_name, ""})]
         missing = [name for name in wanted if name not in setup.executors]
-        self._refuse_namesake()
+        self._refuse_second_unnamed_app()
         if own_name not in missing and given:
             from ergon_framework.core.text import toml_table
 
@@ -873,7 +873,7 @@ class App:
             " notebook, app.drain() runs what is due in this process",
         )
 
-    def _refuse_namesake(self) -> None:
+    def _refuse_second_unnamed_app(self) -> None:
         """Refuse to work beside another App of this file that has no name of its own either.
 
         Jobs name the App that runs them by the file: a worker of either would take those of both.

@@ -162,7 +162,7 @@ class Factory:
             parameters = inspect.signature(self.factory).parameters
         except (TypeError, ValueError):  # built-ins may have none; the call will show it
             return
-        misfit = _misfit(parameters, self.options)
+        misfit = _option_problem(parameters, self.options)
         if misfit:
             option, problem, remedy = misfit
             details = {"key": [option]}
@@ -255,7 +255,7 @@ def prototype(factory: object) -> Any:
         return None
 
 
-def _misfit(
+def _option_problem(
     parameters: Mapping[str, inspect.Parameter], options: Mapping[str, Any]
 ) -> tuple[str, str, str] | None:
     """The option that does not fit, what is wrong with it, and what to do."""

@@ -194,7 +194,7 @@ def count(settings: Settings, subject: Subject, url: str | None = None) -> Forgo
                 # Cancelled jobs have ended, and are erased in the same run.
                 found.cancelled, found.waiting = found.waiting, 0
         if places.archive is not None:
-            found.remains = places.archive.count_remains()
+            found.remains = places.archive.count_leftovers()
             for line in places.archive.lines():
                 if subject.tag in tags_of(line):
                     found.archived += 1
@@ -390,7 +390,7 @@ def _erase_archived(
     # files are listed when nobody is writing: what is archived later was read after the erasure.
     with _locked(archive) as writer:
         # What was cut off names nobody, and may be the subject's.
-        found.remains = writer.delete_remains()
+        found.remains = writer.delete_leftovers()
         names = [each.name for each in archive.files()]
     for name in names:
         with _locked(archive) as writer:

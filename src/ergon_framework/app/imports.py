@@ -79,7 +79,9 @@ def _failed(name: str, error: BaseException) -> WiringError:
         where = f"{error.filename}, line {error.lineno}: "
         problem = f"SyntaxError: {error.msg}"
     else:
-        frames = [each for each in traceback.extract_tb(error.__traceback__) if _is_theirs(each)]
+        frames = [
+            each for each in traceback.extract_tb(error.__traceback__) if _is_user_frame(each)
+        ]
         where = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
         problem = describe(error)
     return WiringError(
@@ -88,5 +90,5 @@ def _failed(name: str, error: BaseException) -> WiringError:
     )
 
 
-def _is_theirs(frame: traceback.FrameSummary) -> bool:
+def _is_user_frame(frame: traceback.FrameSummary) -> bool:
     return not frame.filename.startswith("<frozen") and frame.filename != __file__

@@ -590,9 +590,9 @@ class InlineInvocation(Invocation):
         self._heard_at = self._clock.now()
         self._told(ProgressReport(self.job_id, fraction, message))
 
-    def surroundings(self) -> UnitOfWork:
+    def unit_of_work(self) -> UnitOfWork:
         """The job as a unit of work, for code that its handler calls."""
-        return super().surroundings()._replace(deadline=self._deadline)
+        return super().unit_of_work()._replace(deadline=self._deadline)
 
 
 class InlineLoop:

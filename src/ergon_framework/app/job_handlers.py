@@ -21,7 +21,7 @@ from typing import (
     overload,
 )
 
-from ergon_framework.core.option_values import shown, switch_flaw, word_flaw
+from ergon_framework.core.option_values import shown, switch_problem, word_problem
 from ergon_framework.errors import ConfigurationError, JobError
 from ergon_framework.executor import Registry, current_job
 from ergon_framework.executor.loading import refuse_while_loading
@@ -236,18 +236,18 @@ class JobHandler(Generic[P, T]):
                 f"it has both cron {shown(cron)} and every {shown(every)}",
                 f"write one of them; what names it is name={shown(cron)}",
             )
-        flaws = {
-            "misfire": word_flaw(fields["misfire"], ("once", "skip", "all")),
-            "overlap": switch_flaw(fields["overlap"]),
-            "jitter": _jitter_flaw(fields["jitter"]),
-            "cron": "" if cron is None else _kind_flaw(cron, str),
-            "timezone": _kind_flaw(fields["zone"], str),
-            "args": _kind_flaw(fields["args"], (list, tuple)),
-            "kwargs": _kind_flaw(fields["kwargs"], Mapping),
+        problems = {
+            "misfire": word_problem(fields["misfire"], ("once", "skip", "all")),
+            "overlap": switch_problem(fields["overlap"]),
+            "jitter": _jitter_problem(fields["jitter"]),
+            "cron": "" if cron is None else _kind_problem(cron, str),
+            "timezone": _kind_problem(fields["zone"], str),
+            "args": _kind_problem(fields["args"], (list, tuple)),
+            "kwargs": _kind_problem(fields["kwargs"], Mapping),
         }
-        for name, flaw in flaws.items():
-            if flaw:
-                raise self._no_schedule(f"{name} {flaw}", f"write for example {_EXAMPLES[name]}")
+        for name, problem in problems.items():
+            if problem:
+                raise self._no_schedule(f"{name} {problem}", f"write for example {_EXAMPLES[name]}")
         if fields["ends_at"] is not None:
             instant("ends_at", fields["ends_at"])
         checked = {**fields, "unique": not fields["overlap"]}
@@ -348,10 +348,10 @@ def _interval_text(every: object) -> str:
     return given.strip() if isinstance(given, str) else shown(given)
 
 
-def _jitter_flaw(value: object) -> str:
+def _jitter_problem(value: object) -> str:
     is_fit = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < inf
     return "" if is_fit else f"is {shown(value)}"
 
 
-def _kind_flaw(value: object, kinds: type | tuple[type, ...]) -> str:
+def _kind_problem(value: object, kinds: type | tuple[type, ...]) -> str:
     return "" if isinstance(value, kinds) else f"is {shown(value)}"

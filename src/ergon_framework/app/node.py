@@ -168,8 +168,8 @@ def _url(listen: str, *, is_secure: bool) -> str:
             " printed when it was ready",
         )
     host = _EVERYWHERE.get(host, host)
-    spelled = f"[{host}]" if ":" in host else host
-    return f"{'https' if is_secure else 'http'}://{spelled}:{port}"
+    host_text = f"[{host}]" if ":" in host else host
+    return f"{'https' if is_secure else 'http'}://{host_text}:{port}"
 
 
 class _NodeStop:

@@ -59,7 +59,7 @@ def outcome_of(
     report = result if isinstance(result, Report) else getattr(error, "report", None)
     is_complete = error is None and asked is None
     if error is None and report is not None:
-        error = _complaint(report, kind)
+        error = _result_problem(report, kind)
     # A signal decides the exit code, whatever goes wrong while the run stops.
     return RunOutcome(task, asked or exit_code_of(error), report, error, is_complete)
 
@@ -87,7 +87,7 @@ def error_shape(error: BaseException) -> dict[str, Any]:
     return {"code": "unexpected", "message": describe(error), "details": {}}
 
 
-def _complaint(report: Report, kind: TaskKind) -> ErgonError | None:
+def _result_problem(report: Report, kind: TaskKind) -> ErgonError | None:
     """What is wrong with a run in which no exception was raised, if anything is."""
     problems = []
     if report.handler_failures:

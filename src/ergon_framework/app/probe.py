@@ -39,9 +39,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def parse_request(self) -> bool:
         """Read the rest of the head: from then on the answer is awaited, not the client."""
-        is_sound = super().parse_request()
+        is_parsed = super().parse_request()
         self.server.heard(self.request)
-        return is_sound
+        return is_parsed
 
     def do_GET(self) -> None:
         """Answer ``/live`` or ``/ready``."""

@@ -187,7 +187,7 @@ def _written_quota(value: object) -> object:
     return {"limit": limit, **({"window": seconds} if period is None else {"period": period})}
 
 
-def _switched(value: object) -> object:
+def _table_of_switch(value: object) -> object:
     """``breaker = false`` is short for a table."""
     return {"enabled": value} if isinstance(value, bool) else value
 
@@ -213,7 +213,7 @@ class ProviderSettings(Built):
     provider: Annotated[Reference | None, OrNone] = None
     quota: Annotated[QuotaSettings | None, OrNone, BeforeValidator(_written_quota)] = None
     retry: Annotated[ProviderRetrySettings | None, OrNone] = None
-    breaker: Annotated[BreakerSettings | None, OrNone, BeforeValidator(_switched)] = None
+    breaker: Annotated[BreakerSettings | None, OrNone, BeforeValidator(_table_of_switch)] = None
     timeout_budget: Annotated[Positive | None, OrNone] = 60.0
     attempt_timeout: Annotated[Positive | None, OrNone] = None
     store: Annotated[SecretStr | None, OrNone] = None

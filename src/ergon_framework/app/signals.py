@@ -232,12 +232,12 @@ class Shutdown:
         """Stop the calls that began after the signal; end what does not want to end."""
         if self._force_at is not None and SYSTEM_CLOCK.now() >= self._force_at:
             self._signals.force(self._first or signal.SIGTERM)
-        for call in _unasked(self._task):
+        for call in _running_unstopped(self._task):
             with suppress(RuntimeError):
                 call.request_stop()
 
 
-def _unasked(task: BaseTask | None) -> list[Stoppable]:
+def _running_unstopped(task: BaseTask | None) -> list[Stoppable]:
     """Running calls that no stop has reached."""
     return [] if task is None else [call for call in running_calls(task) if not call.stops]
 

@@ -73,7 +73,7 @@ class Slot:
     deaths: list[float] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     snapshot: Snapshot = field(default_factory=Snapshot)
-    heard_at: float = 0.0
+    last_received_at: float = 0.0
     code: int | None = None
     outcomes: list[Mapping[str, Any]] = field(default_factory=list)
     error: Mapping[str, Any] | None = None
@@ -300,7 +300,7 @@ class Supervisor:
                 continue
             # Before the start: a process that ends at once gets its next start from ``_ended``.
             slot.start_at = None
-            slot.snapshot, slot.heard_at = Snapshot(), now
+            slot.snapshot, slot.last_received_at = Snapshot(), now
             try:
                 slot.child = self._start(slot.worker)
             except OSError as error:  # out of processes or memory, which may pass
@@ -336,7 +336,7 @@ class Supervisor:
             return
         slot = self.slots[event.worker]
         if isinstance(event, Heartbeat):
-            slot.snapshot, slot.heard_at = event.snapshot, self._now()
+            slot.snapshot, slot.last_received_at = event.snapshot, self._now()
         elif isinstance(event, WorkerReady):
             slot.is_ready = True
             if self._tell is not None:
@@ -425,7 +425,7 @@ class Supervisor:
         return ExitCode.DONE if is_fine else ExitCode.FAILED
 
     def _snapshot(self, slot: Slot, now: float) -> Snapshot:
-        is_silent = slot.child is not None and now - slot.heard_at > SILENT_AFTER
+        is_silent = slot.child is not None and now - slot.last_received_at > SILENT_AFTER
         if self._has_beats and is_silent:
             return Snapshot(LivenessState.STALLED, f"{slot.post.name} is silent")
         return slot.snapshot

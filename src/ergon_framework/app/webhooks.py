@@ -92,7 +92,7 @@ def check_webhook(name: str, table: WebhookSettings, settings: Settings) -> None
     maker = target_factory(name, table, settings)
     maker.check()
     if maker.factory is JsonlConnector:  # it makes its folders
-        _receiver(name, table, _Unmade())
+        _receiver(name, table, _NotMadeYet())
         return
     target = maker.make()
     try:
@@ -101,7 +101,7 @@ def check_webhook(name: str, table: WebhookSettings, settings: Settings) -> None
         target.close()
 
 
-class _Unmade:
+class _NotMadeYet:
     """Stands for a target that is not made yet."""
 
     def dispatch_transactions(self, transactions: object) -> None: ...

@@ -195,7 +195,7 @@ def script_zone(
     if name in zones:
         setup = _whole(found, name, zones[name])
     else:
-        setup = _whole(found, name, _unsaid(found, name, home, url))
+        setup = _whole(found, name, _default_zone(found, name, home, url))
     settings = setup.settings
     if not setup.is_store_said:
         if url is not None and is_server(url):
@@ -245,7 +245,7 @@ def _refuse_half_moved(name: str, settings: ZoneSettings, url: str) -> None:
     raise incomplete(state)
 
 
-def _unsaid(found: Settings, name: str, home: Path | None, url: str | None) -> ZoneSettings:
+def _default_zone(found: Settings, name: str, home: Path | None, url: str | None) -> ZoneSettings:
     """The settings of a zone that no table describes: served to this user, on any free port."""
     common = found.store.url
     store = url or ("" if common is None else common.get_secret_value())
@@ -340,7 +340,7 @@ def _named(found: Settings, name: str | None, *, is_new: bool) -> ZoneSetup | No
         (name,) = made
     chosen = next(iter(zones)) if name is None else check_zone_name(name)
     if chosen in made:
-        return _whole(found, chosen, _unsaid(found, chosen, None, None))
+        return _whole(found, chosen, _default_zone(found, chosen, None, None))
     if chosen not in zones and zones and not is_new:
         raise SettingsError(
             f"{found.file} has no zone {chosen!r}; {did_you_mean(chosen, list(zones))}",
@@ -362,7 +362,9 @@ def script_zones(found: Settings) -> Mapping[str, ZoneSetup]:
         made = zones_found(zones_folder(found)).keys() - named.keys()
     except ConfigurationError:  # the URL of the store: whoever opens that says what is wrong
         return {}
-    return {name: _whole(found, name, _unsaid(found, name, None, None)) for name in sorted(made)}
+    return {
+        name: _whole(found, name, _default_zone(found, name, None, None)) for name in sorted(made)
+    }
 
 
 def all_zones(found: Settings) -> Mapping[str, ZoneSetup]:

@@ -44,9 +44,9 @@ class Heads(msgspec.Struct, frozen=True):
         """What a store of that epoch has lost, in words; empty when it has lost nothing."""
         if self.epoch != epoch:
             return ""  # it is another store, or has begun a new epoch since
-        return self.fallen(heads)
+        return self.shortened_logs(heads)
 
-    def fallen(self, heads: Mapping[str, int]) -> str:
+    def shortened_logs(self, heads: Mapping[str, int]) -> str:
         """Which logs end before they did, in words."""
         told = (
             f"{log} ends at {heads.get(log, 0)} and ended at {was}"
@@ -157,7 +157,7 @@ class Anchor:
             logger.warning("%s cannot be written: %s", self.path, error.strerror)
 
 
-def anchored(folder: Path) -> Heads:
+def read_anchor(folder: Path) -> Heads:
     """What the anchor in a folder says, only read; nothing when there is none."""
     try:
         data = (folder / FILE).read_bytes()

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from ergon_framework.boundary.facts.schema import spelled
+from ergon_framework.boundary.facts.schema import digest_text
 from ergon_framework.boundary.facts.validation import ValidatedFact, unreadable
 from ergon_framework.boundary.factstore.append_queue import AppendQueue
 from ergon_framework.boundary.model import Envelope, EnvelopeLike, Fact, FactLike, Receipt
@@ -60,7 +60,7 @@ def answer(
         case Conflict():
             return _conflict(fact, outcome)
         case MissingReference():
-            return _unfounded(outcome)
+            return _missing_artifact_error(outcome)
         case CapacityExceeded(size=size):
             return BufferFullError(
                 f"the outbound log holds {size} bytes and takes no more for now",
@@ -73,7 +73,7 @@ def answer(
 def receipt(fact: NewFact, outcome: Appended) -> Receipt:
     """The answer to an append of what is in the log."""
     return Receipt(
-        offset=outcome.offset, duplicate=outcome.is_duplicate, digest=spelled(fact.digest)
+        offset=outcome.offset, duplicate=outcome.is_duplicate, digest=digest_text(fact.digest)
     )
 
 
@@ -116,7 +116,7 @@ def store_trouble(error: StoreError) -> BoundaryError:
 def _conflict(fact: NewFact, outcome: Conflict) -> ConflictingDuplicateError:
     # Of a fact whose payload was dropped the ledger keeps only half of the digest.
     is_whole = len(outcome.digest) == len(fact.digest)
-    original = spelled(outcome.digest) if is_whole else f"sha256:{outcome.digest.hex()}…"
+    original = digest_text(outcome.digest) if is_whole else f"sha256:{outcome.digest.hex()}…"
     return ConflictingDuplicateError(
         f"message_id {fact.message_id!r} of zone {fact.from_zone!r} stands for other content,"
         f" at offset {outcome.offset}",
@@ -125,7 +125,7 @@ def _conflict(fact: NewFact, outcome: Conflict) -> ConflictingDuplicateError:
             "field": "envelope.message_id",
             "offset": outcome.offset,
             "original_digest": original,
-            "digest": spelled(fact.digest),
+            "digest": digest_text(fact.digest),
         },
     )
 
@@ -135,17 +135,17 @@ def _other_envelope(fact: NewFact, offset: int) -> ConflictingDuplicateError:
         f"message_id {fact.message_id!r} of zone {fact.from_zone!r} came before, at offset"
         f" {offset}, with another envelope, and strict_envelope is on",
         remedy="repeat a fact with the very same envelope",
-        details={"field": "envelope", "offset": offset, "digest": spelled(fact.digest)},
+        details={"field": "envelope", "offset": offset, "digest": digest_text(fact.digest)},
     )
 
 
-def _unfounded(outcome: MissingReference) -> ArtifactError:
+def _missing_artifact_error(outcome: MissingReference) -> ArtifactError:
     wanted, found = outcome.reference, outcome.found
     name = f"{wanted.bucket}/{wanted.key}"
     details = {
         "bucket": wanted.bucket,
         "key": wanted.key,
-        "digest": spelled(wanted.digest),
+        "digest": digest_text(wanted.digest),
         "size": wanted.size,
     }
     if found is None:
@@ -158,7 +158,7 @@ def _unfounded(outcome: MissingReference) -> ArtifactError:
         f"the artifact {name} is another one than the fact says",
         reason="artifact_mismatch",
         remedy="refer to it with the digest and size that the put answered",
-        details={**details, "found_digest": spelled(found.digest), "found_size": found.size},
+        details={**details, "found_digest": digest_text(found.digest), "found_size": found.size},
     )
 
 
@@ -191,7 +191,7 @@ class Receipts:
         """The answer to an append that took so many seconds; counts and reports it."""
         new, events = valid.new_fact, self._events
         if isinstance(outcome, Appended):
-            events.damage_met(OUTBOUND, new.message_id, outcome)
+            events.note_damage(OUTBOUND, new.message_id, outcome)
         result = answer(new, outcome, strict_envelope=self._settings.strict_envelope)
         appended(self._zone, new, seconds, result)
         if isinstance(result, BoundaryError):

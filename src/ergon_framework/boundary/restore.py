@@ -209,11 +209,11 @@ def _remove_drafts(draft: str) -> None:
 
 
 def _check_whole(source: Path, zone: LocalZone) -> None:
-    flaws = [told for told in verified(zone) if isinstance(told, VerificationFinding)]
-    if flaws:
+    problems = [told for told in verified(zone) if isinstance(told, VerificationFinding)]
+    if problems:
         raise DataLossError(
-            f"the backup {source} is damaged: {flaws[0].where}: {flaws[0].what}"
-            + (f", and {len(flaws) - 1} flaws more" if len(flaws) > 1 else ""),
+            f"the backup {source} is damaged: {problems[0].where}: {problems[0].what}"
+            + (f", and {len(problems) - 1} flaws more" if len(problems) > 1 else ""),
             reason="backup_damaged",
             remedy="take another backup;"
             f" `ergon boundary verify --data {shlex.quote(str(source))}` lists the flaws,"

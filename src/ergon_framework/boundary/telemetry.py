@@ -123,7 +123,7 @@ class ZoneEvents:
             logger.warning("%s%s", text, _and_more(count))
         self.tell(name, **fields)
 
-    def damage_met(self, log: str, message_id: str, outcome: Appended) -> None:
+    def note_damage(self, log: str, message_id: str, outcome: Appended) -> None:
         """A duplicate of a damaged fact came: whether it is repaired now."""
         place = f"the fact at {outcome.offset} of {log}"
         fields = {"message_id": message_id, "log": log, "offset": outcome.offset}
@@ -150,7 +150,7 @@ class ZoneEvents:
         for count, last in due:
             logger.warning("%s%s", last, _and_more(count - 1))
 
-    def troubled(self, zone: str, error: StoreError, *, is_append: bool) -> None:
+    def note_store_error(self, zone: str, error: StoreError, *, is_append: bool) -> None:
         """A notice each time, and a line in the log when it begins and now and then: every producer
         and consumer that comes meanwhile meets the same.
         """

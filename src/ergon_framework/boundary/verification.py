@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ergon_framework.boundary.anchor import anchored
-from ergon_framework.boundary.facts.schema import spelled
+from ergon_framework.boundary.anchor import read_anchor
+from ergon_framework.boundary.facts.schema import digest_text
 from ergon_framework.boundary.factstore.references import references_of, stored_facts
 from ergon_framework.boundary.store_urls import folders_of
 from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import BoundaryNotFoundError
-from ergon_framework.ports.factstore import Flaw, LogInfo, Reference, StoredObject
+from ergon_framework.ports.factstore import Corruption, LogInfo, Reference, StoredObject
 from ergon_framework.ports.transfer import move_state_of
 
 NAMES_PER_READ = 500
@@ -61,19 +61,19 @@ def verified(zone: LocalZone) -> Iterator[VerificationFinding | VerificationProg
         yield VerificationFinding("store", zone.name, what, {})
     for log in zone.store.logs():
         for found in zone.store.verify(log.name):
-            if isinstance(found, Flaw):
+            if isinstance(found, Corruption):
                 yield _fact(found)
             else:
                 yield VerificationProgress(facts + _walked(log, found), objects)
         yield from _absent(zone, log.name)
         facts += log.head - log.first + 1
-    sound: set[bytes] = set()
+    intact: set[bytes] = set()
     for stored in named_objects(zone):
         # Many names may stand for the same bytes, which are read once.
-        if stored.digest not in sound:
+        if stored.digest not in intact:
             wrong = _wrong(zone, stored)
             if wrong is None:
-                sound.add(stored.digest)
+                intact.add(stored.digest)
             else:
                 yield _object(stored, wrong)
         objects += 1
@@ -82,7 +82,7 @@ def verified(zone: LocalZone) -> Iterator[VerificationFinding | VerificationProg
 
 def _lost(zone: LocalZone) -> str:
     """What is missing from the ends of the logs, which a hash chain cannot show."""
-    anchors = [anchored(folder) for folder in folders_of(zone.settings)[:1]]
+    anchors = [read_anchor(folder) for folder in folders_of(zone.settings)[:1]]
     heads = {log.name: log.head for log in zone.store.logs()}  # later: a node may be at work
     return "".join(each.lost(zone.store.info().epoch, heads) for each in anchors)
 
@@ -135,16 +135,16 @@ def _wrong(zone: LocalZone, stored: StoredObject) -> str | None:
     return wrong if is_there else None
 
 
-def _fact(flaw: Flaw) -> VerificationFinding:
-    about = {"log": flaw.log, "offset": flaw.offset}
-    return VerificationFinding("fact", f"{flaw.log} {flaw.offset}", flaw.what, about)
+def _fact(problem: Corruption) -> VerificationFinding:
+    about = {"log": problem.log, "offset": problem.offset}
+    return VerificationFinding("fact", f"{problem.log} {problem.offset}", problem.what, about)
 
 
 def _object(stored: StoredObject, what: str) -> VerificationFinding:
     about = {
         "bucket": stored.bucket,
         "key": stored.key,
-        "digest": spelled(stored.digest),
+        "digest": digest_text(stored.digest),
         "is_referenced": stored.is_referenced,
     }
     return VerificationFinding("object", f"{stored.bucket}/{stored.key}", what, about)

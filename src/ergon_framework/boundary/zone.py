@@ -18,7 +18,7 @@ from ergon_framework.boundary.anchor import Anchor
 from ergon_framework.boundary.append_batcher import AppendBatcher, Receipts, answer, store_trouble
 from ergon_framework.boundary.arguments import FUNCTION, NAME, check_given, of
 from ergon_framework.boundary.data_folder import DataFolder
-from ergon_framework.boundary.facts.schema import spelled
+from ergon_framework.boundary.facts.schema import digest_text
 from ergon_framework.boundary.facts.validation import ValidatedFact, refuse_larger, validate_fact
 from ergon_framework.boundary.factstore.consumers import no_fact, no_object
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
@@ -206,7 +206,7 @@ class LocalZone:
             held.callback(store.close)
             # After the store is open: the anchor compares its highest offsets with those that were
             # acknowledged, which shows a store restored from a backup.
-            anchor = _anchored(store, folders_of(settings))
+            anchor = _check_anchor(store, folders_of(settings))
             if anchor is not None:
                 held.callback(anchor.close)
             if isinstance(objects, FilesystemObjectStore | SharedObjectStore):
@@ -279,7 +279,7 @@ class LocalZone:
             # this transaction ends.
             [outcome] = append(connection, OUTBOUND, [new], capacity=self.capacity)
         except StoreError as error:
-            if type(error) is StoreError:  # a mistake of the caller's, which no waiting mends
+            if type(error) is StoreError:  # a mistake of the caller's, which no waiting fixes
                 raise
             raise self.failed(error) from error
         except BoundaryError as error:
@@ -347,7 +347,7 @@ class LocalZone:
             self.append_trouble = error.message
         if isinstance(error, StoreSchemaError):
             self.damage = error.message
-        self.events.troubled(self.name, error, is_append=is_append)
+        self.events.note_store_error(self.name, error, is_append=is_append)
         self.events.count("append_failures", told.reason)
         return told
 
@@ -362,17 +362,17 @@ class LocalZone:
         do not send facts to a node that is not ready.
         """
         self.store.logs()
-        if self.is_broken or self.damage is not None or self.little_room() is not None:
+        if self.is_broken or self.damage is not None or self.low_disk_space() is not None:
             return False
         if self.append_trouble is not None:
             self.store.set_attribute("probed", str(self.clock()))
             self.append_trouble = None
         return True
 
-    def little_room(self) -> str | None:
+    def low_disk_space(self) -> str | None:
         """Which of the zone's folders has less room than ``limits.free_bytes``; None when none."""
         free_bytes = self.settings.limits.free_bytes
-        found = (little_room(folder, free_bytes) for folder in folders_of(self.settings))
+        found = (low_disk_space(folder, free_bytes) for folder in folders_of(self.settings))
         return next((each for each in found if each is not None), None)
 
     def lookup(self, from_zone: str, message_id: str, log: str | None = None) -> dict[str, Any]:
@@ -383,7 +383,7 @@ class LocalZone:
         is_whole = len(found.digest) == 32
         return {
             "offset": found.offset,
-            "digest": spelled(found.digest) if is_whole else f"sha256:{found.digest.hex()}",
+            "digest": digest_text(found.digest) if is_whole else f"sha256:{found.digest.hex()}",
             "is_digest_whole": is_whole,
             "state": "retained" if found.is_retained else "truncated",
             "log": found.log,
@@ -396,7 +396,7 @@ class LocalZone:
         stored = self.store.bind(bucket, key, blob.digest, blob.size)
         self.events.count("puts")
         return ObjectReceipt(
-            bucket=bucket, key=key, digest=spelled(stored.digest), size=stored.size
+            bucket=bucket, key=key, digest=digest_text(stored.digest), size=stored.size
         )
 
     def put(
@@ -556,7 +556,7 @@ class LocalZone:
         self.close()
 
 
-def _anchored(store: FactStore, folders: Sequence[Path]) -> Anchor | None:
+def _check_anchor(store: FactStore, folders: Sequence[Path]) -> Anchor | None:
     """Compare a store with the anchor in its folder, which from now on follows it.
 
     One that lost what it had acknowledged begins a new epoch. A zone without a folder has no
@@ -593,8 +593,8 @@ def _why_renewed(store: FactStore, anchor: Anchor, epoch: str, heads: Mapping[st
         return "" if is_known else other
     # The epoch of a server may have been changed by another node, which has told why. One that
     # has never been, and has less than was acknowledged, was emptied, or is not the one.
-    fallen = anchor.now.fallen(heads)
-    return f"{other}: {fallen}" if fallen and renewed is None else ""
+    shortened_logs = anchor.now.shortened_logs(heads)
+    return f"{other}: {shortened_logs}" if shortened_logs and renewed is None else ""
 
 
 def apart(bucket: str, peer: str) -> str:
@@ -620,7 +620,7 @@ def check_log(name: str, logs: Iterable[str]) -> str:
     )
 
 
-def little_room(folder: Path, free_bytes: int) -> str | None:
+def low_disk_space(folder: Path, free_bytes: int) -> str | None:
     """How much room the disk of a folder has left, if that is less; None where it is not there."""
     try:
         found = os.statvfs(folder)

@@ -82,11 +82,11 @@ def _permit(name: str, permit: Permissions) -> dict[str, Any]:
     return {
         "identity": name,
         "operations": ["all"] if is_all else sorted(permit.operations),
-        "assert": permit.asserts.spelled(),
-        "target": permit.targets.spelled(),
-        "logs": permit.logs.spelled(),
-        "consumers": permit.consumers.spelled(),
-        "buckets": permit.buckets.spelled(),
+        "assert": permit.asserts.as_written(),
+        "target": permit.targets.as_written(),
+        "logs": permit.logs.as_written(),
+        "consumers": permit.consumers.as_written(),
+        "buckets": permit.buckets.as_written(),
     }
 
 

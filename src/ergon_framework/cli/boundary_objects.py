@@ -66,7 +66,7 @@ class ObjectDownload:
             while not self._attempt(report):
                 self._part.unlink()
                 if is_fresh:
-                    raise _spoilt(self.about.bucket, self.about.key)
+                    raise _is_damaged(self.about.bucket, self.about.key)
                 is_fresh = True
             self._part.replace(self._target)
             # Without it, a power failure may take the new name away although its bytes are on the
@@ -122,14 +122,14 @@ def copied_out(transport: Transport, bucket: str, key: str, out: BinaryIO | Stdo
         out.flush()
         expected = stream.digest
     if _spelled(hashed) != expected:
-        raise _spoilt(bucket, key)
+        raise _is_damaged(bucket, key)
 
 
 def _spelled(hashed: Any) -> str:
     return f"sha256:{hashed.hexdigest()}"
 
 
-def _spoilt(bucket: str, key: str) -> DataLossError:
+def _is_damaged(bucket: str, key: str) -> DataLossError:
     return DataLossError(
         f"the bytes of {bucket}/{key} that came are not those that the node promised",
         reason="digest_mismatch",

@@ -30,7 +30,7 @@ MAX_NAMES = 1000
 MAX_JOBS = 200
 """Jobs that are looked at, the newest."""
 _PLAIN = re.compile(r"[\w.#:@/+][\w.#:@/+-]*")
-_ODD = re.compile(r"[^\w.#:@/+*, -]+")
+_NOT_PLAIN = re.compile(r"[^\w.#:@/+*, -]+")
 """What a shell or its helpers could take for something else, also in the text beside a word."""
 
 Offered = list[tuple[str, str]]
@@ -149,7 +149,7 @@ def _chosen(incomplete: str, read: Callable[[], Iterable[tuple[str, str]]]) -> O
         with suppress(Exception):
             for word, meaning in read():
                 if word.startswith(incomplete) and _PLAIN.fullmatch(word):
-                    found.setdefault(word, _ODD.sub("?", meaning))
+                    found.setdefault(word, _NOT_PLAIN.sub("?", meaning))
 
     logging.disable(logging.CRITICAL)  # the shell would show it in the middle of the line
     # In a thread, since a store on a server may hang in a call that no time limit of ours ends.

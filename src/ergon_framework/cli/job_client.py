@@ -207,7 +207,7 @@ def json_value(where: str, text: str) -> Any:
         example = {"--args": """'["a.png", 3]'""", "--kwargs": """'{"width": 3}'"""}.get(where)
         remedy = "quote it for the shell" if example is None else f"write it like {where} {example}"
         if where.startswith("line "):
-            remedy = "mend the line"
+            remedy = "fix the line"
         raise JobError(f"{where} is not JSON: {problem}{place}", remedy=remedy) from None
 
 

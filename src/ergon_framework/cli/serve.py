@@ -97,14 +97,14 @@ def serve(
     def ready(url: str) -> None:
         announce(f"listening on {url}", {"url": url}, as_json=as_json)
 
-    def invite(link: str) -> None:
+    def issue_login_link(link: str) -> None:
         # Not where programs read, and not as JSON: it is for the person at this terminal.
         if not as_json:
             print(f"to change jobs in the console, sign in (works once): {link}", file=sys.stderr)
 
     try:
         with observed_service(settings, "server", as_json=as_json):
-            run(server, sources, tokens, ready, invite, [*receivers.values()])
+            run(server, sources, tokens, ready, issue_login_link, [*receivers.values()])
     finally:
         finish_telemetry()
 

@@ -104,7 +104,7 @@ def not_found(unit: str, looked: list[str], troubles: Sequence[str] = ()) -> Erg
     if troubles:
         return StoreUnavailableError(
             f"{unit!r} was not found, but not every place could be looked at; looked at {where}",
-            remedy="mend what the notes above name, then ask again",
+            remedy="fix what the notes above name, then ask again",
             details={"id": unit, "looked": looked, "troubles": list(dict.fromkeys(troubles))},
         )
     return JobNotFoundError(

@@ -360,7 +360,7 @@ class DroppedDeliveries(Generic[_W]):
         """The dropped deliveries that were found since the last call."""
         return [self._found.popleft() for _ in range(len(self._found))]
 
-    def take_rested(self, now: float) -> list[_W]:
+    def take_idle(self, now: float) -> list[_W]:
         """The dropped deliveries that were found a while ago.
 
         The code that dropped one may still be at work on its content. Only the fetching thread
@@ -424,7 +424,7 @@ class ThreadedConsuming:
         return CancelledFetches()
 
 
-class ThreadedTwins(ThreadedConsuming):
+class ThreadedProducing(ThreadedConsuming):
     """The same for a connector that also produces, counts what waits, and looks transactions up by
     id.
     """

@@ -83,14 +83,14 @@ class Permit:
     """The token of a probe; empty for a call through a closed circuit."""
 
 
-class Witness(msgspec.Struct, frozen=True):
+class Reporter(msgspec.Struct, frozen=True):
     """A process that reports, and when it last saw a call succeed, by the clock of the circuit."""
 
     name: str = ""
     succeeded_at: float = NEVER
 
 
-UNKNOWN_WITNESS = Witness()
+UNKNOWN_REPORTER = Reporter()
 
 
 class CircuitRefusal(msgspec.Struct, frozen=True):
@@ -151,7 +151,7 @@ class Breaker(msgspec.Struct, frozen=True):
         permit: Permit,
         vote: Vote,
         now: float,
-        by: Witness = UNKNOWN_WITNESS,
+        by: Reporter = UNKNOWN_REPORTER,
     ) -> Breaker:
         """The circuit after a call that was let in has ended, or was given up."""
         # The circuit has changed its state since this call was let in. What it saw belongs to the
@@ -164,7 +164,7 @@ class Breaker(msgspec.Struct, frozen=True):
             return self._probed(rule, permit, vote, now)
         return self
 
-    def witnessed(self, by: Witness) -> Breaker:
+    def with_report_of(self, by: Reporter) -> Breaker:
         """Without the failures that came before a success that a process saw."""
         if (
             self.state is not CircuitState.CLOSED
@@ -246,7 +246,7 @@ class Breaker(msgspec.Struct, frozen=True):
         # operator's decision are void.
         return Breaker(state, generation=self.generation + 1)
 
-    def _counted(self, rule: BreakerRule, vote: Vote, now: float, by: Witness) -> Breaker:
+    def _counted(self, rule: BreakerRule, vote: Vote, now: float, by: Reporter) -> Breaker:
         if vote is Vote.NEUTRAL:
             return self
         heard = self._heard(by, now)
@@ -254,7 +254,7 @@ class Breaker(msgspec.Struct, frozen=True):
             return _with_streak(self, 0, (), None, heard) if self.failures else self
         # This process may have seen a success that the shared circuit has not heard of, because
         # successes are not written one by one.
-        before = self.witnessed(by)
+        before = self.with_report_of(by)
         failures = before.failures + 1
         # Only as many as can matter: the row of a circuit must not grow with an outage.
         streak = (*before.streak, now)[-rule.failure_threshold :]
@@ -266,14 +266,14 @@ class Breaker(msgspec.Struct, frozen=True):
             return self._opened(rule, now, failures)
         return _with_streak(before, failures, streak, since, heard)
 
-    def is_confirmed(self, rule: BreakerRule, since: float, by: Witness, now: float) -> bool:
+    def is_confirmed(self, rule: BreakerRule, since: float, by: Reporter, now: float) -> bool:
         """Whether no other process can know of a success since ``since``, when failures began."""
         others = (
             name for name, at in self.heard if name != by.name and now - at < REPORTER_TIMEOUT
         )
         return now - since >= rule.confirm_after or not any(others)
 
-    def _heard(self, by: Witness, now: float) -> tuple[tuple[str, float], ...]:
+    def _heard(self, by: Reporter, now: float) -> tuple[tuple[str, float], ...]:
         if not by.name:
             return self.heard
         if len(self.heard) == 1 and self.heard[0][0] == by.name:  # as where no process shares it

@@ -303,11 +303,11 @@ def _request(line: bytes) -> Request | Refusal:
             line.decode()  # msgspec does not look into fields that it skips
     except _UNREADABLE as error:
         return _refuse(_shown(line), _why(error, line))
-    flaw = _flaw(request)
-    return request if flaw is None else _refuse(_shown(line), flaw)
+    problem = _request_problem(request)
+    return request if problem is None else _refuse(_shown(line), problem)
 
 
-def _flaw(request: Request) -> str | None:
+def _request_problem(request: Request) -> str | None:
     """What the types cannot see: None for a request that makes sense."""
     context = request.context
     if request.protocol_version != PROTOCOL_VERSION:

@@ -41,7 +41,7 @@ def is_number(value: object) -> bool:
         return False
 
 
-def count_flaw(value: Any, least: int = 1, most: int | None = None) -> str:
+def count_problem(value: Any, least: int = 1, most: int | None = None) -> str:
     """What is wrong with a whole number of ``least`` or more."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if is_whole and least <= value <= (MAX_COUNT if most is None else most):
@@ -53,7 +53,7 @@ def count_flaw(value: Any, least: int = 1, most: int | None = None) -> str:
     return f"must be a whole number {bounds}, not {shown(value)}"
 
 
-def number_flaw(
+def number_problem(
     value: Any, least: float = 0.0, most: float | None = None, *, is_above: bool = False
 ) -> str:
     """What is wrong with a number of ``least`` or more; ``is_above`` leaves out the bound."""
@@ -66,18 +66,18 @@ def number_flaw(
     return f"must be a number {bounds}, not {shown(value)}"
 
 
-def switch_flaw(value: object) -> str:
+def switch_problem(value: object) -> str:
     """What is wrong with a truth value: ``"no"`` would count as true."""
     return "" if isinstance(value, bool) else f"must be True or False, not {shown(value)}"
 
 
-def word_flaw(value: object, choices: Sequence[str]) -> str:
+def word_problem(value: object, choices: Sequence[str]) -> str:
     """What is wrong with one of a few words."""
     if isinstance(value, str) and value in choices:
         return ""
     return f"must be {' or '.join(map(repr, choices))}, not {shown(value)}"
 
 
-def or_none(flaw: Callable[[Any], str]) -> Callable[[Any], str]:
+def or_none(problem: Callable[[Any], str]) -> Callable[[Any], str]:
     """Make a check also accept None."""
-    return lambda value: "" if value is None else flaw(value)
+    return lambda value: "" if value is None else problem(value)

@@ -226,7 +226,7 @@ class Guard:
     def _after_cooldown(self, now: float, cooldown_until: float, dice: float) -> GuardAction:
         if now >= cooldown_until:
             return self._enter()
-        if not may_sit_out(cooldown_until, self._deadline, self.attempts):
+        if not may_wait_for_pause(cooldown_until, self._deadline, self.attempts):
             return self._end(GuardEnd.COOLDOWN, cooldown_until)
         # Spread out: callers that all come at one instant would be told to wait again.
         spread = (cooldown_until - now) * self._rule.retry.asked_spread * dice
@@ -249,7 +249,7 @@ class Guard:
         return GuardAction.END
 
 
-def may_sit_out(cooldown_until: float, deadline: float | None, attempts: int = 0) -> bool:
+def may_wait_for_pause(cooldown_until: float, deadline: float | None, attempts: int = 0) -> bool:
     """Whether a call waits for the end of a pause that the provider asked for, or is refused."""
     if deadline is not None:
         return cooldown_until < deadline

@@ -73,14 +73,14 @@ the event loop is not kept longer when there are more of them.
 """
 
 
-def forgive() -> None:
+def clear_cancellation() -> None:
     """Clear the task's cancellation: it was the engine's own, and the worker goes on."""
     task = asyncio.current_task()
     while task is not None and task.cancelling():
         task.uncancel()
 
 
-async def absorb() -> int:
+async def clear_hook_cancellation() -> int:
     """Clear a cancellation that a hook has left on its worker, or the next hook would get it.
 
     Returns how many further cancellations arrived: those come from outside the engine, and the
@@ -93,7 +93,7 @@ async def absorb() -> int:
     with suppress(asyncio.CancelledError):
         await pause()
     arrived = task.cancelling() - pending
-    forgive()
+    clear_cancellation()
     return arrived
 
 
@@ -142,7 +142,7 @@ class AsyncioEngine(EngineCall):
         """Drive the call to its end. Raises what RFC-004 and RFC-005 say a call ends with."""
         self.instrumentation.emit("call.began")
         try:
-            self.hear_stop()
+            self.begin_requested_stop()
             await self._supervise()
             self.gather()
             await self._release_unstarted()
@@ -244,7 +244,7 @@ class AsyncioEngine(EngineCall):
                     if attempt.phase != BACKOFF:
                         self.give_up_on(worker, attempt)
                     else:  # in a backoff no user code runs: it leaves at its next turn
-                        self.dismiss(worker)
+                        self.forget_worker(worker)
                 finally:
                     self.cut_off(attempt)
         self.is_finished = True
@@ -325,7 +325,7 @@ class AsyncioEngine(EngineCall):
             except BaseException:
                 self.loop.fetching = False  # else the loop would wait for this fetch for ever
                 raise
-            await self._breathe()
+            await self._yield_to_loop()
 
     async def _rest(self) -> None:
         self.idle += 1
@@ -400,7 +400,7 @@ class AsyncioEngine(EngineCall):
             action = self.decider.decide(run, next_event)
             if isinstance(action, CallHook):
                 if action.attempt:  # retries without a wait must not keep the event loop either
-                    await self._breathe()
+                    await self._yield_to_loop()
                 next_event = await self._attempt(worker, run, self.steps[action.step])
             elif isinstance(action, Sleep):
                 next_event = await self._sleep(worker, run, action.seconds)
@@ -485,11 +485,11 @@ class AsyncioEngine(EngineCall):
         self._note_cancels(suspended, None)
         if type(result) is CoroutineType:
             return self._failed(doing, step, never_awaited(result, doing.phase))
-        if not doing.expired and not self.is_aborted and await absorb():
+        if not doing.expired and not self.is_aborted and await clear_hook_cancellation():
             self._cancelled_outside(None)
         event = self._returned(doing, suspended.run, step, result)
         if doing.expired:
-            forgive()
+            clear_cancellation()
         return event
 
     def _note_cancels(self, suspended: Suspended, error: BaseException | None) -> None:
@@ -502,7 +502,7 @@ class AsyncioEngine(EngineCall):
         self, attempt: InProgress, step: LifecycleStep, error: BaseException
     ) -> LifecycleEvent | None:
         if is_a(error, asyncio.CancelledError):
-            forgive()
+            clear_cancellation()
         if self.is_aborted and not is_fatal(error) and attempt.claim():
             # The engine cancelled the hook: what the hook raised because of that is no failure of
             # the transaction.
@@ -592,7 +592,7 @@ class AsyncioEngine(EngineCall):
         # Our own cancellation of an overdue settlement: to the rule of retries it is a timeout, not
         # a stop.
         if attempt.expired and problem is not None and is_a(problem, asyncio.CancelledError):
-            forgive()
+            clear_cancellation()
             problem = TimeoutError("no answer")
         try:
             return problem
@@ -611,7 +611,7 @@ class AsyncioEngine(EngineCall):
 
     # -- fairness ----------------------------------------------------------------------------
 
-    async def _breathe(self) -> None:
+    async def _yield_to_loop(self) -> None:
         """Yield to the event loop when this turn is over. Called wherever the driver decides what
         to do next.
         """
@@ -658,7 +658,9 @@ class AsyncioEngine(EngineCall):
         self.instrumentation.enter(attempt, context)
         ours, reading = worker.cancels, None
         try:
-            reading = inside(context, self.reader.read_async(at_most, delivery, self._breathe))
+            reading = inside(
+                context, self.reader.read_async(at_most, delivery, self._yield_to_loop)
+            )
             await reading
         except BaseException as error:
             delivery.error = error
@@ -677,7 +679,7 @@ class AsyncioEngine(EngineCall):
         # Our own cancellation again. What the fetch had brought by then is taken in like any
         # delivery; nothing at all is a timeout.
         if was_cancelled and (attempt.expired or self.is_aborted):
-            forgive()
+            clear_cancellation()
             delivery.error = None
             if not delivery.transactions:
                 self.fetch_timed_out(attempt)
@@ -698,7 +700,7 @@ class AsyncioEngine(EngineCall):
         """A task of this call was cancelled from outside: the call ends now, and nothing failed."""
         if error is None or not is_a(error, asyncio.CancelledError):
             error = asyncio.CancelledError()
-        forgive()
+        clear_cancellation()
         self._stop(error)
         self.stops += 2
         self.begin_abort(self.loop.reason or StopReason.STOPPED)
@@ -714,7 +716,7 @@ class AsyncioEngine(EngineCall):
         # A task that is cancelled before its first step runs no line of its body, so it would not
         # even report the transactions as stranded.
         handing_back.add_done_callback(
-            lambda _task: self.strand(self.intake.take_returning().give_up())
+            lambda _task: self.report_stranded(self.intake.take_returning().give_up())
         )
 
     def _begin_task(self, body: Coroutine[Any, Any, None], name: str | None = None) -> Any:
@@ -752,7 +754,7 @@ class AsyncioEngine(EngineCall):
             for task in tasks:
                 keep(task)
                 task.cancel()
-            self.strand(left.give_up())
+            self.report_stranded(left.give_up())
 
     async def _release_all(
         self,
@@ -777,7 +779,7 @@ class AsyncioEngine(EngineCall):
             self.watchdog_wakeup.notify()
             if self._is_cancelled():
                 return
-            await self._breathe()
+            await self._yield_to_loop()
 
     async def _release_one(
         self, left: ReleaseQueue, release: Hook, transaction: Transaction

@@ -180,7 +180,7 @@ class EngineCall:
             not self.deadlines.is_gated or len(self.workers) - self.idle <= self.deadlines.allowed()
         )
 
-    def dismiss(self, worker: EngineWorker) -> None:
+    def forget_worker(self, worker: EngineWorker) -> None:
         """Forget a worker that has ended, and keep its counts."""
         worker.run = None
         if worker in self.workers:
@@ -189,7 +189,7 @@ class EngineCall:
 
     def give_up_on(self, worker: EngineWorker, attempt: InProgress) -> None:
         """The supervisor claimed this attempt: its worker is lost until the call comes back."""
-        self.dismiss(worker)
+        self.forget_worker(worker)
         self.deadlines.give_up_on(attempt)
 
     # -- deadlines ---------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class EngineCall:
 
     # -- the end -----------------------------------------------------------------------------
 
-    def strand(self, transactions: Collection[Transaction]) -> None:
+    def report_stranded(self, transactions: Collection[Transaction]) -> None:
         """Report transactions as stranded that could not be handed back, and log them."""
         self.stranded.extend(transaction.transaction_id for transaction in transactions)
         self.instrumentation.stranded(transactions)
@@ -316,7 +316,7 @@ class EngineCall:
             self.released += 1
         else:
             failure = settlement_failure(problem)
-            self.strand((transaction,))
+            self.report_stranded((transaction,))
             self.settlements.failed(transaction, Verb.RELEASE, describe(problem))
         self.instrumentation.settlement_ended(
             transaction, Verb.RELEASE, None, attempts, since, failure
@@ -335,7 +335,7 @@ class EngineCall:
         # The order of the account: first what was never begun, then what is on its way back, then
         # what somebody still holds, which must be nothing.
         self.intake.sweep()  # a worker may have put one back that it could not begin
-        self.strand(self.intake.take_returning().give_up())
+        self.report_stranded(self.intake.take_returning().give_up())
         lost = [self.live.pop(key) for key in list(self.live)]
         self.stranded.extend(transaction.transaction_id for transaction in lost)
         total = self.tally()
@@ -480,7 +480,7 @@ class EngineCall:
         # The supervisor too: it may wait for a deadline that no longer matters.
         self.watchdog_wakeup.notify()
 
-    def hear_stop(self) -> None:
+    def begin_requested_stop(self) -> None:
         """Begin a stop that was requested and has not begun. The lock is held."""
         if self.stops and self.grace_at == NEVER:
             self._stop()
@@ -595,12 +595,12 @@ class EngineCall:
 
     def _leave(self, worker: EngineWorker) -> None:
         """Let go of a worker; the run that it still holds is cut short. The lock is held."""
-        # Read before anything else: ``dismiss`` forgets the run.
+        # Read before anything else: ``forget_worker`` forgets the run.
         key = None if worker.run is None else worker.run.transaction.transaction_id
         try:
             self.abandon(worker)
         finally:
-            self.dismiss(worker)
+            self.forget_worker(worker)
             if key is not None:
                 self.intake.pass_on(key)
             self.watchdog_wakeup.notify()

@@ -80,7 +80,7 @@ class ThreadEngine(EngineCall):
                 # Ctrl-C may strike in any of these. Whatever it cuts short, the next part runs, and
                 # the account is made.
                 parts = (
-                    self.hear_stop,
+                    self.begin_requested_stop,
                     self._supervise,
                     self.gather,
                     self._release_unstarted,
@@ -164,7 +164,7 @@ class ThreadEngine(EngineCall):
                     if attempt.phase != BACKOFF:
                         self.give_up_on(worker, attempt)
                     else:  # in a backoff no user code runs: its thread leaves when it wakes
-                        self.dismiss(worker)
+                        self.forget_worker(worker)
                 finally:
                     self.cut_off(attempt)
         self.idle_wakeup.notify_all()
@@ -205,7 +205,7 @@ class ThreadEngine(EngineCall):
                 # A stop may come from a signal handler, which cannot take the lock: it only counts
                 # ``stops``, and the thread that acts on it may be late.
                 with self.lock:
-                    self.hear_stop()
+                    self.begin_requested_stop()
             # Read without the lock: a stale answer costs one more turn of this loop.
             if (deadlines.is_gated or not ready) and not self._idle(worker):
                 return
@@ -519,7 +519,7 @@ class ThreadEngine(EngineCall):
         except BaseException as error:  # Ctrl-C, or no thread: what is left is still named
             self.interrupt(error)
         finally:
-            self.strand(left.give_up())
+            self.report_stranded(left.give_up())
 
     def _release_all(self, left: ReleaseQueue, release: Hook, grace_ends_at: float) -> None:
         while left and self.now() < grace_ends_at:

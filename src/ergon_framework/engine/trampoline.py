@@ -88,7 +88,7 @@ class Stepped:
             except BaseException as thrown:  # a cancellation, on its way into the coroutine
                 error = thrown
                 if task is not None and HAS_LOST_CANCELLATION:
-                    _forgive_groups(stepper, task, groups)
+                    _clear_group_cancellations(stepper, task, groups)
             arrived = _cancelling(task)
             self.cancels += arrived - pending
             try:
@@ -125,7 +125,7 @@ HAS_LOST_CANCELLATION = sys.version_info < (3, 13)
 _TASK_GROUP_EXIT = asyncio.TaskGroup.__aexit__.__code__
 
 
-def _forgive_groups(
+def _clear_group_cancellations(
     stepper: Stepper, task: asyncio.Task[Any], forgiven: list[asyncio.TaskGroup]
 ) -> None:
     """Undo what a TaskGroup of the coroutine did to the task, and forgets to undo before 3.13.

@@ -87,9 +87,9 @@ class JobBatch:
         for invocation, outcome in zip(self._members(ready), results, strict=True):
             answer(invocation, outcome)
 
-    def surroundings(self) -> UnitOfWork:
+    def unit_of_work(self) -> UnitOfWork:
         """All of the jobs as one unit of work, for code that their handler calls."""
-        units = [each.surroundings() for each in self.members]
+        units = [each.unit_of_work() for each in self.members]
         first = units[0]
         return first._replace(
             id=f"{first.id}+{len(units) - 1}",
@@ -129,15 +129,15 @@ class JobBatch:
         function = partial(handler.call_together, units, self._members(ready))
         if not handler.layers and not OBSERVERS:
             return function()
-        unit = self.surroundings()
+        unit = self.unit_of_work()
         call = partial(call_through, handler.layers, unit, function)
         return observed(call, lambda _: unit, is_async=handler.is_async)() if OBSERVERS else call()
 
     def _each(self, ready: Sequence[tuple[Invocation, Any]], result: Any) -> list[Outcome]:
         ids = [each.request.job_id for each, _ in ready]
-        flaw = self.handler.flaw_of(result, len(ids))
-        if flaw:
-            return [outcomes.failed(each, BatchResultError(flaw)) for each in ids]
+        problem = self.handler.batch_result_problem(result, len(ids))
+        if problem:
+            return [outcomes.failed(each, BatchResultError(problem)) for each in ids]
         values = [None] * len(ids) if result is None else result
         return [
             outcomes.failed(job_id, value, self.handler.give_up_on)

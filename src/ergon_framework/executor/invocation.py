@@ -107,7 +107,7 @@ class Invocation:
         if self.stop is not None:
             self.stop.is_stopped = True
 
-    def surroundings(self) -> UnitOfWork:
+    def unit_of_work(self) -> UnitOfWork:
         """The job as a unit of work, for code that its handler calls."""
         carrier = self.request.context.trace_context or {}
         return UnitOfWork(
@@ -137,18 +137,18 @@ class Invocation:
         try:
             args, kwargs = handler.binding.bind(request.args, request.kwargs, self)
             if OBSERVERS or handler.layers:
-                return self._surrounded(handler), args, kwargs
+                return self._with_middleware(handler), args, kwargs
             return handler.function, args, kwargs
         except InvalidArgumentsError as error:
             return outcomes.refused(request.job_id, error.code, str(error))
         except BaseException as error:  # a class of the user's that is made from the arguments
             return outcomes.failed(request.job_id, error)
 
-    def _surrounded(self, handler: Handler) -> Callable[..., Any]:
+    def _with_middleware(self, handler: Handler) -> Callable[..., Any]:
         """The handler wrapped in its middleware, and both wrapped in the observers."""
         from ergon_framework.ports.middleware import call_through  # only where there is some
 
-        unit = self.surroundings()
+        unit = self.unit_of_work()
 
         def call(*args: Any, **kwargs: Any) -> Any:
             made = partial(handler.function, *args, **kwargs)

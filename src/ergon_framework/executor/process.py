@@ -95,13 +95,13 @@ def _run(
         _report_ready(ready_fd, registry, limit, hears_cancels=control_fd is not None)
 
     runtime = Runtime(registry, pipes, limit=limit, on_ready=begin)
-    _hear_signals(runtime.stop, is_by_hand=os.isatty(pipes.source))
+    _install_signal_handlers(runtime.stop, is_by_hand=os.isatty(pipes.source))
     # Python runs handlers between two lines of code only; without this, a supervisor asleep in
     # ``poll`` would not hear a signal.
     signal.set_wakeup_fd(runtime.wake_fd, warn_on_full_buffer=False)
     if control_fd is not None:
         name, values = "ergon-control", (control_fd, runtime.cancel)
-        threading.Thread(target=_hear_control, args=values, name=name, daemon=True).start()
+        threading.Thread(target=_read_control, args=values, name=name, daemon=True).start()
     runtime.run()
     return 0
 
@@ -167,7 +167,7 @@ def _report_ready(
         os.close(descriptor)
 
 
-def _hear_control(descriptor: int, cancel: Callable[[str], None]) -> None:
+def _read_control(descriptor: int, cancel: Callable[[str], None]) -> None:
     """Read the lines of the control descriptor until its end, in a thread of its own."""
     with suppress(OSError), open(descriptor, "rb") as lines:
         for line in lines:
@@ -179,7 +179,7 @@ def _hear_control(descriptor: int, cancel: Callable[[str], None]) -> None:
 # -- signals, logs and the end -------------------------------------------------------------------
 
 
-def _hear_signals(stop: Callable[[], None], *, is_by_hand: bool) -> None:
+def _install_signal_handlers(stop: Callable[[], None], *, is_by_hand: bool) -> None:
     """Install signal handlers: SIGTERM ends gracefully, a second one at once. SIGINT is left to the
     parent, if there is one.
     """

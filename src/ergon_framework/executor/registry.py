@@ -99,7 +99,7 @@ class Handler:
         args, kwargs = cast("BatchBinding", self.binding).together(units, jobs)
         return self._function(*args, **kwargs)
 
-    def flaw_of(self, result: Any, count: int) -> str:
+    def batch_result_problem(self, result: Any, count: int) -> str:
         """What is wrong with the result of a batch of so many jobs; empty: nothing."""
         if result is None or (isinstance(result, list | tuple) and len(result) == count):
             return ""
@@ -118,9 +118,9 @@ class Handler:
         return self._only(await self.call_together([unit], [RUNNING.get()]))
 
     def _only(self, result: Any) -> Any:
-        flaw = self.flaw_of(result, 1)
-        if flaw:
-            raise BatchResultError(flaw)
+        problem = self.batch_result_problem(result, 1)
+        if problem:
+            raise BatchResultError(problem)
         value = None if result is None else result[0]
         if isinstance(value, BaseException):
             raise value

@@ -36,7 +36,7 @@ _NOTHING = nullcontext()
 _warned: list[str] = []
 
 
-def _bystander(_: UnitOfWork) -> AbstractContextManager[object]:
+def _idle_observer(_: UnitOfWork) -> AbstractContextManager[object]:
     """An observer that does nothing. Provider calls set ``CALLING`` only while there is an
     observer.
     """
@@ -45,10 +45,10 @@ def _bystander(_: UnitOfWork) -> AbstractContextManager[object]:
 
 def name_calls(*, on: bool = True) -> None:
     """Whether log lines get the ids of provider calls. Importing this module turns it on."""
-    while _bystander in OBSERVERS:
-        OBSERVERS.remove(_bystander)
+    while _idle_observer in OBSERVERS:
+        OBSERVERS.remove(_idle_observer)
     if on:
-        OBSERVERS.append(_bystander)
+        OBSERVERS.append(_idle_observer)
 
 
 name_calls()

@@ -187,8 +187,8 @@ class JobArchive:
                 return found[-1]
         return None
 
-    def count_remains(self) -> int:
-        """Count what processes left behind that died while they wrote; see ``delete_remains``."""
+    def count_leftovers(self) -> int:
+        """Count what processes left behind that died while they wrote; see ``delete_leftovers``."""
         with self._explained_errors("read"), contextlib.ExitStack() as stack:
             try:
                 folder = stack.enter_context(Folder.open(self.path, follow=True))
@@ -265,7 +265,7 @@ class ArchiveWriter:
                 self._replace(name, lambda new: self._copy(name, new, drops))
         return dropped
 
-    def delete_remains(self) -> int:
+    def delete_leftovers(self) -> int:
         """Delete what processes left behind that died while they wrote; returns how much that was.
 
         A line that was cut off is no loss: a job is deleted from the store only after its whole

@@ -97,14 +97,14 @@ class Archiver:
             self._look_again()
             # Read while the archive is locked: a job that is erased afterwards is erased in the
             # archive, too.
-            while jobs := self._ripe_jobs():
+            while jobs := self._prunable_jobs():
                 archived = sum(
                     self._archive_jobs(writer, some) for some in bounded(jobs, SLICE_BYTES)
                 )
                 if archived:
                     return archived
             flows: FlowStore | None = getattr(self._store, "flows", None)
-            while flows is not None and (flow := self._ripe_flow(flows)) is not None:
+            while flows is not None and (flow := self._prunable_flow(flows)) is not None:
                 try:
                     return self._archive_flow(writer, flows, flow, is_stopped)
                 except _LostPayloadError as error:
@@ -118,12 +118,12 @@ class Archiver:
         now = self._store.now()
         self.held = {key: each for key, each in self.held.items() if each.until > now}
 
-    def _ripe_jobs(self) -> list[Job]:
-        found = self._store.ripe(self._size + len(self.held))
+    def _prunable_jobs(self) -> list[Job]:
+        found = self._store.prunable(self._size + len(self.held))
         return [job for job in found if job.id not in self.held][: self._size]
 
-    def _ripe_flow(self, flows: FlowStore) -> Flow | None:
-        found = flows.ripe(1 + len(self.held))
+    def _prunable_flow(self, flows: FlowStore) -> Flow | None:
+        found = flows.prunable(1 + len(self.held))
         return next((flow for flow in found if flow.id not in self.held), None)
 
     def _archive_jobs(self, writer: ArchiveWriter, jobs: list[Job]) -> int:

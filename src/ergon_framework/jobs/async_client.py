@@ -362,7 +362,7 @@ class AsyncJobClient:
         def call() -> T:
             return ask(EnqueuedFlow.of(str(flow_id), self._sync()))
 
-        return await (self._visit(call) if waits else self._call(call))
+        return await (self._call_as_guest(call) if waits else self._call(call))
 
     def _clients(self) -> FlowClients:
         return FlowClients(self._sync, lambda: self)
@@ -511,7 +511,7 @@ class AsyncJobClient:
         **criteria: Unpack[JobFilter],
     ) -> int:
         """Cancel every job that matches and waits; see :meth:`JobClient.cancel_many`."""
-        return await self._visit(
+        return await self._call_as_guest(
             lambda: self._sync().cancel_many(
                 search,
                 running=running,
@@ -534,7 +534,7 @@ class AsyncJobClient:
         **criteria: Unpack[JobFilter],
     ) -> int:
         """Change when every waiting job that matches is due; returns how many."""
-        return await self._visit(
+        return await self._call_as_guest(
             lambda: self._sync().reschedule_many(
                 search, run_at=run_at, delay=delay, limit=limit, progress=progress, **criteria
             )
@@ -549,7 +549,7 @@ class AsyncJobClient:
         **criteria: Unpack[JobFilter],
     ) -> int:
         """Delete every job that matches and has ended; see :meth:`JobClient.delete_many`."""
-        return await self._visit(
+        return await self._call_as_guest(
             lambda: self._sync().delete_many(search, limit=limit, progress=progress, **criteria)
         )
 
@@ -563,7 +563,7 @@ class AsyncJobClient:
         **criteria: Unpack[JobFilter],
     ) -> int:
         """Send back every dead-lettered job that matches; see :meth:`JobClient.requeue_many`."""
-        return await self._visit(
+        return await self._call_as_guest(
             lambda: self._sync().requeue_many(search, limit, progress, by=by, **criteria)
         )
 
@@ -602,13 +602,13 @@ class AsyncJobClient:
     async def _add(self, add: Callable[[Any], T], connection: Any) -> T:
         if connection is None:
             return await self._call(lambda: add(None))
-        await self._visit(self._sync)  # opening the store may take its time
-        return await run_on(connection, add, self._visit)
+        await self._call_as_guest(self._sync)  # opening the store may take its time
+        return await run_on(connection, add, self._call_as_guest)
 
     async def _call(self, call: Callable[[], T]) -> T:
         return await self._under_way(call, self._threads)
 
-    def _visit(self, call: Callable[[], T]) -> asyncio.Future[T]:
+    def _call_as_guest(self, call: Callable[[], T]) -> asyncio.Future[T]:
         return self._under_way(call, self._guests)
 
     def _under_way(self, call: Callable[[], T], threads: ThreadPoolExecutor) -> asyncio.Future[T]:

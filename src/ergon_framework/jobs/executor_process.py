@@ -243,7 +243,7 @@ class ExecutorProcess:
         self._has_lost = False  # the lease of a job it runs was lost: it gets no other request
         self._heartbeats: Mapping[str, float] = {}  # which handlers must report, and how often
         self._reports = OutputLines()
-        self._hears_cancels = False  # it said that it reads the control descriptor
+        self._reads_cancellations = False  # it said that it reads the control descriptor
         self._has_cancelled = False  # it may have a job that is to be cancelled …
         self._is_leaving = False  # … which does not end: it gets no other request
         self._is_exit_reported = False  # the system has reported its end
@@ -434,7 +434,7 @@ class ExecutorProcess:
             if request.claim.cancel is not None and request.cancelled_at is None:
                 request.cancelled_at = now
                 self._has_cancelled = True
-                if self._hears_cancels:
+                if self._reads_cancellations:
                     self.child.send_control(encode_cancel(job_id))
 
     def _bind(self, request: PendingRequest) -> None:
@@ -457,7 +457,7 @@ class ExecutorProcess:
             if request.cancelled_at is None:
                 request.cancelled_at = now
                 self._has_cancelled = True
-                if self._hears_cancels:
+                if self._reads_cancellations:
                     self.child.send_control(encode_cancel(job_id))
 
     @staticmethod
@@ -482,7 +482,7 @@ class ExecutorProcess:
 
     def _cancel_until(self, request: PendingRequest) -> float:
         """How long a cancelled job may take to end; no time in a process that cannot be told."""
-        grace = self.settings.kill_grace if self._hears_cancels else 0.0
+        grace = self.settings.kill_grace if self._reads_cancellations else 0.0
         return (request.cancelled_at or 0.0) + grace
 
     def retire(self, now: float) -> None:
@@ -727,7 +727,7 @@ class ExecutorProcess:
         is_ready = _says_ready(bytes(self._ready_text))
         if is_ready:
             self.has_reported, self.handlers = True, _handlers(bytes(self._ready_text))
-            self._hears_cancels = _hears_cancels(bytes(self._ready_text))
+            self._reads_cancellations = _reads_cancellations(bytes(self._ready_text))
             self._heartbeats = _heartbeats(bytes(self._ready_text))
             for request in self.in_flight.values():
                 self._bind(request)
@@ -786,7 +786,7 @@ def _says_ready(text: bytes) -> bool | None:
     return not (isinstance(said, dict) and said.get("ready") is False)
 
 
-def _hears_cancels(text: bytes) -> bool:
+def _reads_cancellations(text: bytes) -> bool:
     """Whether a process reports that it reads cancellations from the control descriptor."""
     return _report(text).get("cancels") is True
 

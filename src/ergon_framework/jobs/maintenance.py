@@ -310,9 +310,9 @@ class Maintenance:
     def leave(self, seconds: float) -> None:
         """Tell the store that this worker has left; give up after so many seconds."""
         with suppress(Exception):  # The record expires when it is not renewed.
-            CALL_BUDGET.run_within(seconds, self._say_goodbye)
+            CALL_BUDGET.run_within(seconds, self._write_last_totals)
 
-    def _say_goodbye(self) -> None:
+    def _write_last_totals(self) -> None:
         """Leave the totals behind for a later scrape, because a burst may end before the first
         scrape.
 

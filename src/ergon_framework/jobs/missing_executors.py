@@ -86,10 +86,10 @@ class MissingExecutors:
         now = self._now()
         self._since = {name: self._since.get(name, now) for name in names}
         for each in missing:
-            self._attend(each, now - self._since[each.executor])
+            self._warn_or_end(each, now - self._since[each.executor])
         return min(CHECK_INTERVAL, max(1.0, self._wait / 10))
 
-    def _attend(self, missing: Named, seen_missing: float) -> None:
+    def _warn_or_end(self, missing: Named, seen_missing: float) -> None:
         """Warn or end jobs; ``seen_missing``: seconds for which this worker has missed it."""
         now = self._store.now()
         away = 0.0 if missing.seen_at is None else now - missing.seen_at

@@ -1,8 +1,8 @@
 """The processes of one executor: their command, how many run, and which process gets which job.
 
-The worker calls ``attend`` after every turn of its loop. It does what is due and returns when it
-wants to be called again. Slots are offered to the store thread only for processes that can take a
-job now, so no job is claimed that would have to wait for a process.
+The worker calls ``maintain_processes`` after every turn of its loop. It does what is due and
+returns when it wants to be called again. Slots are offered to the store thread only for processes
+that can take a job now, so no job is claimed that would have to wait for a process.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ class ExecutorPool:
             self._give_back()
         self._owner.dirty(self)
 
-    def attend(self, now: float) -> None:
+    def maintain_processes(self, now: float) -> None:
         """Attend to the processes: start missing ones, send waiting requests, and offer
         free slots.
         """
@@ -301,7 +301,7 @@ class ExecutorPool:
         times: list[float | None] = []
         if self.is_open:
             if len(self.processes) > self.settings.pool_size:
-                self._relieve(now)
+                self._retire_spent_processes(now)
             # Before dispatching: jobs that wait for a process which has just died find its
             # successor in this turn.
             times.append(self._start_missing(now))
@@ -582,7 +582,7 @@ class ExecutorPool:
         self._owner.tell("executor.recycled", executor=self.name, pid=pid, reason=reason.value)
         process.retire(now)
 
-    def _relieve(self, now: float) -> None:
+    def _retire_spent_processes(self, now: float) -> None:
         """Give no more jobs to processes that have reached a limit and whose successors are up.
 
         Until then they go on, so that the pool keeps its size. Only ``max_jobs`` is never exceeded

@@ -101,7 +101,7 @@ class Rescue:
         asked_at = self._now()
         # Before the search: a lease that a clock set back has stretched is not among the expired
         # ones until it is cut.
-        self._heal_leases()
+        self._cut_overlong_leases()
         jobs = self._store.expired_leases(RESCUE_BATCH)
         # The list is as old as the answer was slow: a holder may have renewed since it was made.
         if is_stall(self._now() - asked_at, self._settings.claimed_for):
@@ -166,7 +166,7 @@ class Rescue:
         for name, fields in flow_notices(self._store, ended):
             self._report(name, fields)
 
-    def _heal_leases(self) -> None:
+    def _cut_overlong_leases(self) -> None:
         """Cut leases that last longer than any worker could have claimed for."""
         number = self._store.shorten(self.leases, max(MAX_LEASE, *self.leases.values(), 0.0))
         if number:

@@ -336,7 +336,7 @@ def renewed(schedule: Schedule, old: Schedule | None, now: float) -> Schedule:
     return msgspec.structs.replace(schedule, next_at=next_at, last_at=last_at)
 
 
-def _farewell(gone: Schedule) -> str:
+def _dropped_notice(gone: Schedule) -> str:
     """What is logged when a schedule is dropped, in case two workers take it from each other."""
     if gone.source.startswith(OF_APP):
         own = f"the App {gone.source.removeprefix(OF_APP)!r}"
@@ -514,7 +514,7 @@ class Scheduler:
             if self._is_stopped or not goes_on():
                 return
             if self._store.drop_schedule(gone.name):
-                logger.warning("%s", _farewell(gone))
+                logger.warning("%s", _dropped_notice(gone))
                 yield gone.name
         self._left = None
 
@@ -551,7 +551,7 @@ class Scheduler:
             plan = _planned(schedule, expected, now)
             jobs = [job_of(schedule, at) for at in plan.fires]
         except (ValueError, msgspec.MsgspecError) as error:
-            self._complain(schedule, error)
+            self._log_failure(schedule, error)
             return None
         jobs, spans = firing(schedule.name, jobs)
         # Advanced and enqueued in one commit, and only by the first worker that asks.
@@ -568,7 +568,7 @@ class Scheduler:
         try:
             next_at = next(fires_of(schedule)(now), None)
         except ValueError as error:
-            self._complain(schedule, error)
+            self._log_failure(schedule, error)
             return None
         # A plan is thrown away only if a clock that was merely set back does not explain it;
         # otherwise a fire could happen twice.
@@ -580,7 +580,7 @@ class Scheduler:
         logger.warning(text, schedule.name, format_rfc3339(expected), format_rfc3339(next_at))
         return next_at
 
-    def _complain(self, schedule: Schedule, error: Exception) -> None:
+    def _log_failure(self, schedule: Schedule, error: Exception) -> None:
         # Logged once for each schedule, because every turn of every worker meets it.
         if schedule not in self._unreadable:
             self._unreadable.add(schedule)

@@ -192,7 +192,7 @@ GIVEN_UP = frozenset(
         "WiringError",
     }
 )
-"""Error codes that another attempt cannot mend. They are given up on whatever else the settings
+"""Error codes that another attempt cannot fix. They are given up on whatever else the settings
 say.
 """
 

@@ -74,7 +74,7 @@ class SlotCounter:
         self._free[executor] = has
         return has - had
 
-    def is_news(self, executor: str) -> bool:
+    def may_find_work(self, executor: str) -> bool:
         """Whether a new slot may find work: the last claim for this executor was full."""
         return executor not in self._dry
 
@@ -133,9 +133,9 @@ class StoreThread:
 
     ``_lock`` guards what both threads use: settlements that wait, free slots, and whether the
     thread sleeps. No call of the store is made while it is held, so the loop never waits for a
-    store. The plain flags (``_news``, ``_ends``, ``_may_claim``) are each set by assignment and
-    read once per round. A change that comes too late is seen by the next round, and whoever sets a
-    flag wakes the thread.
+    store. The plain flags (``_may_find_work``, ``_ends``, ``_may_claim``) are each set by
+    assignment and read once per round. A change that comes too late is seen by the next round,
+    and whoever sets a flag wakes the thread.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class StoreThread:
         self._may_claim = True
         self._ends = False
         self._gives_up = False
-        self._news = True  # something may be claimable
+        self._may_find_work = True  # something may be claimable
         self._has_new_progress = False  # a job has reported progress …
         self._progress_at = 0.0  # … which is written at this instant at the earliest
         self._has_cancel_request = False  # a job that runs somewhere is to be cancelled
@@ -204,15 +204,15 @@ class StoreThread:
         # machines whose clocks differ agree on leases.
         self.offset = self.store.now() - self._now()
         self._thread = SYSTEM_CLOCK.spawn("ergon-jobs-store", self._serve)
-        SYSTEM_CLOCK.spawn("ergon-cancels", self._hear_cancels)
+        SYSTEM_CLOCK.spawn("ergon-cancels", self._wait_for_cancellations)
 
     def offer(self, executor: str, slots: int) -> int:
         """Add free slots of an executor, or take some back. Returns the change that was made."""
         with self._lock:
             made = self._slots.offer(executor, slots)
-            if made > 0 and self._slots.is_news(executor):
-                self._news = True
-            wakes = made > 0 and self._news and self._is_asleep
+            if made > 0 and self._slots.may_find_work(executor):
+                self._may_find_work = True
+            wakes = made > 0 and self._may_find_work and self._is_asleep
         if wakes:
             self._subscription.wake()
         return made
@@ -238,7 +238,7 @@ class StoreThread:
 
         When the answer is there, ``probes`` has grown by one and ``is_left`` has the answer.
         """
-        self._is_probing = self._news = True
+        self._is_probing = self._may_find_work = True
         self._subscription.wake()
 
     def stop_claiming(self, seconds: float) -> bool:
@@ -308,7 +308,7 @@ class StoreThread:
         while not self._gives_up and self.run_once():
             self._sleep()
 
-    def _hear_cancels(self) -> None:
+    def _wait_for_cancellations(self) -> None:
         """Wait for notifications of cancellations, in a thread of its own.
 
         It reads nothing before a notification comes, because each read costs a call. A notification
@@ -397,7 +397,7 @@ class StoreThread:
         offset = self.store.now() - self._now()
         if abs(offset - self.offset) > self._settings.claimed_for / 3:
             logger.warning("the store's clock jumped by %.1f s", offset - self.offset)
-            self._news = True
+            self._may_find_work = True
             self.leases.renew_soon()
             if self.maintenance is not None:
                 self.maintenance.after_clock_jump()
@@ -426,7 +426,7 @@ class StoreThread:
 
     def _due_request(self) -> ClaimRequest | None:
         is_due = self._next_at is not None and self._now() >= self._next_at
-        if not self._may_claim or not (self._news or is_due):
+        if not self._may_claim or not (self._may_find_work or is_due):
             return None
         slots = self._slots.free()
         if not slots and not self._is_probing:
@@ -444,13 +444,13 @@ class StoreThread:
         """
         # Cleared before the call: a notification that comes while the store works may be of a job
         # that this claim does not see, and must lead to another claim.
-        self._news = self._news and request is None
+        self._may_find_work = self._may_find_work and request is None
         if settlements:
             failpoint("worker.before_settle")
         try:
             applied, claimed = self.store.settle_and_claim(settlements, request)
         except BaseException as error:
-            self._news = True
+            self._may_find_work = True
             if not settlements or not _is_refusal(error):
                 raise
             self._settle_apart(settlements)
@@ -517,7 +517,7 @@ class StoreThread:
             self._maintenance_at = min(self._maintenance_at or 0.0, ends_at)
         with self._lock:
             is_filled = self._slots.take(request.slots, by_executor(request, claimed.jobs))
-            self._news = self._news or is_filled
+            self._may_find_work = self._may_find_work or is_filled
         if request.wants_more:  # Only a thorough claim reads what the worker cannot take.
             self.is_left = claimed.more
             self._thorough_at = soonest
@@ -585,13 +585,15 @@ class StoreThread:
         """
         if lanes != self.handler_lanes:
             self.handler_lanes = lanes
-            self._news = self._news or self._make_request({}, False).handlers != request.handlers
+            self._may_find_work = (
+                self._may_find_work or self._make_request({}, False).handlers != request.handlers
+            )
 
     def _sleep(self) -> None:
         now = self._now()
         with self._lock:
             is_free = self._is_probing or bool(self._slots.free())
-            is_wanted = self._settlements or (self._news and self._may_claim and is_free)
+            is_wanted = self._settlements or (self._may_find_work and self._may_claim and is_free)
             if (is_wanted or self._has_cancel_request) and not self._failures:
                 return
             self._is_asleep = True
@@ -606,14 +608,14 @@ class StoreThread:
             wait = OUTAGE_BACKOFF.delay(self._failures - 1, roll())
             # Other workers rescue nothing for one lease after the store is back. Call it often
             # enough to renew within that time, or this worker's jobs are taken away.
-            self._sit_out(now + min(wait, self._settings.claimed_for / 3))
+            self._wait_out_outage(now + min(wait, self._settings.claimed_for / 3))
         elif self._subscription.wait(max(0.0, min(until) - now)):
-            self._news = True
+            self._may_find_work = True
         self._is_asleep = False
 
     # ---- a store that is away ----
 
-    def _sit_out(self, until: float) -> None:
+    def _wait_out_outage(self, until: float) -> None:
         """Wait out the backoff of an outage. Notifications do not shorten it."""
         while (now := self._now()) < until and not self._gives_up:
             if self._ends:
@@ -644,7 +646,7 @@ class StoreThread:
         logger.warning("the store answers again, after %d attempts", self._failures)
         self._failures = 0
         self._reasons.clear()
-        self._news = True
+        self._may_find_work = True
         self._report("store.back", {})
 
 

@@ -167,7 +167,7 @@ class BurstEnd:
         # Something is due that this worker could not claim. It continues unless no executor of its
         # own can ever take it.
         if self._store_thread.is_left:
-            return self._is_hopeless()
+            return self._has_only_unstartable()
         if self._store_thread.handler_lanes and self._is_any_unknown():
             return False  # Jobs wait for handlers that an executor may have which is starting.
         due_at = self._store_thread.due_at
@@ -193,7 +193,7 @@ class BurstEnd:
         in_hand = any(pool.in_hand for pool in self._pools.values())
         return not in_hand and store_thread.is_settled
 
-    def _is_hopeless(self) -> bool:
+    def _has_only_unstartable(self) -> bool:
         """Whether all jobs that are left are for executors that do not start.
 
         The other executors have free slots, so they would have claimed any job of theirs.
@@ -510,7 +510,7 @@ class Worker:
                 return ExecutorError(
                     f"executor {name!r} does not start, tried {pool.gate.failures} times:"
                     f" {pool.gate.reason}",
-                    remedy="mend it and start again; the jobs wait, and lost no attempt",
+                    remedy="fix it and start again; the jobs wait, and lost no attempt",
                 )
         return None
 
@@ -523,7 +523,7 @@ class Worker:
                 return ExecutorError(
                     f"executor {name!r} was not running at the end, for it does not start:"
                     f" {pool.start_problem}",
-                    remedy="mend it and start again; the jobs wait, and lost no attempt",
+                    remedy="fix it and start again; the jobs wait, and lost no attempt",
                 )
         return None
 
@@ -558,7 +558,7 @@ class Worker:
         for pool in self._pools.values():
             if pool in self._dirty or (pool.next_at is not None and now >= pool.next_at):
                 self._dirty.pop(pool, None)
-                pool.attend(now)
+                pool.maintain_processes(now)
             if pool.next_at is not None:
                 times.append(pool.next_at)
         if until is not None:

@@ -130,7 +130,7 @@ def current_unit() -> UnitOfWork | None:
         attempt = current_attempt()
         return None if attempt is None or attempt.run is None else _of_attempt(attempt)
     running = RUNNING.get()
-    return None if running is None else running.surroundings()
+    return None if running is None else running.unit_of_work()
 
 
 def _of_attempt(attempt: Attempt) -> UnitOfWork:

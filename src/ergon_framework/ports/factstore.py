@@ -278,7 +278,7 @@ class StoreInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Flaw:
+class Corruption:
     """A flaw that verification found."""
 
     log: str
@@ -343,7 +343,7 @@ class FactLog(Protocol):
     def gaps(self, log: str | None = None) -> list[Gap]:
         """Every recorded loss, of each log in order of offsets."""
 
-    def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
+    def verify(self, log: str, after: int = 0) -> Iterator[Corruption | int]:
         """Walk the hash chain: flaws as they are found, and now and then the offset reached."""
 
     def receive(

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from ergon_framework.core.option_values import number_flaw, shown, word_flaw
+from ergon_framework.core.option_values import number_problem, shown, word_problem
 from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.errors import JobError
 
@@ -227,10 +227,10 @@ def _bounded_number(value: int) -> str:
 
 AFTER_FAILURE = ("retry", "dead-letter")
 _BACKOFF: dict[str, Callable[[Any], str]] = {
-    "base": number_flaw,
-    "multiplier": partial(number_flaw, least=1),
-    "cap": number_flaw,
-    "jitter": partial(number_flaw, most=1),
+    "base": number_problem,
+    "multiplier": partial(number_problem, least=1),
+    "cap": number_problem,
+    "jitter": partial(number_problem, most=1),
 }
 
 
@@ -245,31 +245,31 @@ def check_retry(field: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise refusal(field, f"must be a mapping, not {type(value).__name__}", _RETRY_REMEDY)
     for name, item in value.items():
-        flaw_of = _RETRY.get(name)
-        if flaw_of is None:
+        find_problem = _RETRY.get(name)
+        if find_problem is None:
             raise refusal(field, f"is wrong: unknown key {shown(name)}", _RETRY_REMEDY)
-        flaw = "" if item is None else flaw_of(item)
-        if flaw:
-            raise refusal(field, f"is wrong: {name} {flaw}", _RETRY_REMEDY)
+        problem = "" if item is None else find_problem(item)
+        if problem:
+            raise refusal(field, f"is wrong: {name} {problem}", _RETRY_REMEDY)
     return value
 
 
-def _backoff_flaw(value: Any) -> str:
+def _backoff_problem(value: Any) -> str:
     if hasattr(value, "model_dump"):
         return ""
     if not isinstance(value, Mapping):
         return f"must be a mapping, not {shown(value)}"
     for name, item in value.items():
-        flaw_of = _BACKOFF.get(name)
-        if flaw_of is None:
+        find_problem = _BACKOFF.get(name)
+        if find_problem is None:
             return f"has an unknown key {shown(name)}; the keys are {', '.join(_BACKOFF)}"
-        flaw = flaw_of(item)
-        if flaw:
-            return f"is refused: {name} {flaw}"
+        problem = find_problem(item)
+        if problem:
+            return f"is refused: {name} {problem}"
     return ""
 
 
-def _names_flaw(value: Any) -> str:
+def _names_problem(value: Any) -> str:
     is_list = isinstance(value, list | tuple | set | frozenset)
     if is_list and all(isinstance(each, str) for each in value):
         return ""
@@ -277,13 +277,13 @@ def _names_flaw(value: Any) -> str:
 
 
 _RETRY: dict[str, Callable[[Any], str]] = {
-    "backoff": _backoff_flaw,
-    "on_error": partial(word_flaw, choices=AFTER_FAILURE),
-    "on_lost": partial(word_flaw, choices=AFTER_FAILURE),
-    "on_timeout": partial(word_flaw, choices=AFTER_FAILURE),
-    "max_retry_after": number_flaw,
-    "give_up_on": _names_flaw,
-    "retry_on": _names_flaw,
+    "backoff": _backoff_problem,
+    "on_error": partial(word_problem, choices=AFTER_FAILURE),
+    "on_lost": partial(word_problem, choices=AFTER_FAILURE),
+    "on_timeout": partial(word_problem, choices=AFTER_FAILURE),
+    "max_retry_after": number_problem,
+    "give_up_on": _names_problem,
+    "retry_on": _names_problem,
 }
 _RETRY_REMEDY = f"the keys are those of RetrySettings: {', '.join(_RETRY)}"
 
@@ -401,14 +401,14 @@ def _encoded(field: str, value: Any) -> bytes:
             field, "is nested too deeply, or holds itself", "pass less at once"
         ) from error
     except (TypeError, NotImplementedError, ValueError) as error:
-        flaw = next(_flaws(field, value), f"{field} cannot be written as JSON")
-        raise JobError(flaw, remedy=REMEDY, details={"field": field}) from error
-    for flaw in _flaws(field, value):
-        raise JobError(flaw, remedy=REMEDY, details={"field": field})
+        problem = next(_problems(field, value), f"{field} cannot be written as JSON")
+        raise JobError(problem, remedy=REMEDY, details={"field": field}) from error
+    for problem in _problems(field, value):
+        raise JobError(problem, remedy=REMEDY, details={"field": field})
     return encoded  # it differs only in tuples, which become lists
 
 
-def _flaws(path: str, value: object) -> Iterator[str]:
+def _problems(path: str, value: object) -> Iterator[str]:
     """What JSON cannot carry, with the place of each; never the values themselves."""
     if isinstance(value, float) and not math.isfinite(value):
         yield f"{path} is {value}, which is no number in JSON"
@@ -416,12 +416,12 @@ def _flaws(path: str, value: object) -> Iterator[str]:
         return
     elif isinstance(value, list | tuple):
         for n, item in enumerate(value):
-            yield from _flaws(f"{path}[{n}]", item)
+            yield from _problems(f"{path}[{n}]", item)
     elif isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
                 yield f"{path} has a key of type {type(key).__name__}, and JSON keys are text"
-            yield from _flaws(f"{path}[{_short(key)}]", item)
+            yield from _problems(f"{path}[{_short(key)}]", item)
     else:
         yield f"{path} is of type {type(value).__name__}, which JSON does not have"
 

@@ -579,7 +579,7 @@ class JobAdmin(Protocol):
     def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
         """Jobs that name this executor, could be claimed, and became due before that instant."""
 
-    def ripe(self, limit: int) -> list[Job]:
+    def prunable(self, limit: int) -> list[Job]:
         """Ended jobs that were kept long enough and are no steps of flows; it reads no others.
 
         Those that go first, first, among the jobs of one queue and state.
@@ -681,7 +681,7 @@ class FlowStore(Protocol):
         Raises JobNotFoundError, and JobStateError for a flow that has not ended.
         """
 
-    def ripe(self, limit: int) -> list[Flow]:
+    def prunable(self, limit: int) -> list[Flow]:
         """Flows that have ended and were kept long enough, those that go first, first."""
 
     def delete(self, flow: Flow, limit: int) -> bool:

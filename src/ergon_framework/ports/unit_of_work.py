@@ -40,7 +40,7 @@ class UnitOfWork(NamedTuple):
 class Describable(Protocol):
     """A run that can describe its unit of work."""
 
-    def surroundings(self) -> UnitOfWork:
+    def unit_of_work(self) -> UnitOfWork:
         """The unit of work that this run belongs to."""
 
 

@@ -45,7 +45,7 @@ from ergon_framework.providers.calls import (
     StreamDecorator,
 )
 from ergon_framework.providers.declared_options import check_declared_call, check_options
-from ergon_framework.providers.signatures import CallSignature, FunctionAttempt, Surroundings
+from ergon_framework.providers.signatures import AttemptMiddleware, CallSignature, FunctionAttempt
 
 if TYPE_CHECKING:
     import pathlib
@@ -360,7 +360,7 @@ class Provider:
         from ergon_framework.providers.http_transport import ProviderTransport
 
         rules = self._rules_of(operation, retry_methods, options)
-        around = Surroundings(f"{self.name}.http", self._middleware, is_async=False)
+        around = AttemptMiddleware(f"{self.name}.http", self._middleware, is_async=False)
         return ProviderTransport(self._own_base, inner, rules, around)
 
     def async_transport(
@@ -375,7 +375,7 @@ class Provider:
         from ergon_framework.providers.http_transport import AsyncProviderTransport
 
         rules = self._rules_of(operation, retry_methods, options)
-        around = Surroundings(f"{self.name}.http", self._middleware, is_async=True)
+        around = AttemptMiddleware(f"{self.name}.http", self._middleware, is_async=True)
         return AsyncProviderTransport(self._own_async_base, inner, rules, around)
 
     def _rules_of(

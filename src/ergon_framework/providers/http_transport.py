@@ -36,7 +36,7 @@ from ergon_framework.providers.function_base import (
     AsyncFunctionProvider,
     FunctionProvider,
 )
-from ergon_framework.providers.signatures import Surroundings
+from ergon_framework.providers.signatures import AttemptMiddleware
 from ergon_framework.telemetry.propagation import outgoing_metadata
 
 try:
@@ -255,7 +255,7 @@ class ProviderTransport(httpx.BaseTransport):
         base: Callable[[], FunctionProvider],
         inner: httpx.BaseTransport | None,
         rules: RequestRules,
-        around: Surroundings,
+        around: AttemptMiddleware,
     ) -> None:
         self._base = base
         self._inner = httpx.HTTPTransport() if inner is None else inner
@@ -298,7 +298,7 @@ class AsyncProviderTransport(httpx.AsyncBaseTransport):
         base: Callable[[], AsyncFunctionProvider],
         inner: httpx.AsyncBaseTransport | None,
         rules: RequestRules,
-        around: Surroundings,
+        around: AttemptMiddleware,
     ) -> None:
         self._base = base
         self._inner = httpx.AsyncHTTPTransport() if inner is None else inner

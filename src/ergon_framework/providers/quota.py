@@ -201,7 +201,7 @@ class QuotaLimiter:
             taken = self._from_block(window, units, now)
             if taken is not None:
                 return taken
-            is_hopeless = self._is_hopeless(window, units, now)
+            is_hopeless = self._is_beyond_window(window, units, now)
             return None if is_hopeless else self._ahead(window, units, now)
         if units == 1:
             whose, ahead = self._ahead_of
@@ -212,7 +212,7 @@ class QuotaLimiter:
                     pass
                 else:
                     return Reservation(window, 1, account)
-        if self._refused is not None and self._is_hopeless(window, units, now):
+        if self._refused is not None and self._is_beyond_window(window, units, now):
             return None
         account, is_granted = self._store.reserve(self.key, window, self._limit, units)
         self._seen = account
@@ -308,7 +308,7 @@ class QuotaLimiter:
             with suppress(StoreError):  # the units in hand are worth more than the spare ones
                 self._store.refund(self.key, spare.window, spare.left)
 
-    def _is_hopeless(self, window: QuotaWindow, units: int, now: float) -> bool:
+    def _is_beyond_window(self, window: QuotaWindow, units: int, now: float) -> bool:
         """Whether the store need not be asked."""
         refused = self._refused
         return units > self.policy.limit or (

@@ -16,9 +16,9 @@ from ergon_framework.providers.errors import ProviderBadRequestError, ProviderEr
 from ergon_framework.redaction import (
     is_credential,
     is_secret,
+    normalised_name,
     redacted_message,
     redacted_text,
-    squeezed,
 )
 
 MAX_MESSAGE = 500
@@ -49,9 +49,9 @@ MAX_DEPTH = 100
 """Levels of a payload: what is nested deeper, JSON can say, but few can read."""
 
 
-def squeezed_names(names: Collection[str]) -> frozenset[str]:
+def normalised_names(names: Collection[str]) -> frozenset[str]:
     """Names as :func:`is_secret` compares them."""
-    return frozenset(squeezed(name) for name in names)
+    return frozenset(normalised_name(name) for name in names)
 
 
 def plain_json(payload: dict[str, Any]) -> dict[str, Any]:
@@ -75,8 +75,8 @@ def strip_secrets(
     """The payload without its secrets, at any depth, and whether there were any.
 
     Under a name that says so everything is left out; in other texts only what looks like a secret.
-    ``more`` are further names, as :func:`squeezed_names` gives them. With ``is_for_key`` only what
-    grants access is left out. ``RecursionError`` when it is nested too deeply.
+    ``more`` are further names, as :func:`normalised_names` gives them. With ``is_for_key`` only
+    what grants access is left out. ``RecursionError`` when it is nested too deeply.
     """
     found: list[str] = []
     kept: dict[str, Any] = _stripped(payload, more, found, is_for_key, 0)

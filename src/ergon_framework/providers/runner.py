@@ -68,7 +68,7 @@ from ergon_framework.providers.execution import (
 )
 from ergon_framework.providers.pipeline.request import fingerprint
 from ergon_framework.providers.recorder import Recorder
-from ergon_framework.providers.redaction import plain_json, safe_message, squeezed_names
+from ergon_framework.providers.redaction import normalised_names, plain_json, safe_message
 from ergon_framework.providers.tasks import (
     ComputedKeys,
     DecisionInputs,
@@ -303,8 +303,8 @@ class ProviderTaskRunner:
         self._dice = dice
         self._boot_clock = boot_clock
         self._longest_wait = longest_wait
-        self._secret_names = squeezed_names(self.options.secret_names)
-        self._volatile_names = squeezed_names(self.options.volatile_names)
+        self._secret_names = normalised_names(self.options.secret_names)
+        self._volatile_names = normalised_names(self.options.volatile_names)
         self._result_storage = ResultStorage(
             KeepResults(self.options.keep_results),
             self.options.max_result_bytes,

@@ -30,8 +30,8 @@ from ergon_framework.core.circuit_breaker import (
     CircuitRefusal,
     CircuitState,
     Permit,
+    Reporter,
     Vote,
-    Witness,
 )
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import StoreError
@@ -397,11 +397,11 @@ class Circuit:
         elif found.breaker.state is not CircuitState.CLOSED:
             self._change(lambda breaker, now: (breaker.shortened(self.rule, now), None))
         elif found.breaker.failures:
-            by = self._witness()
+            by = self._reporter()
             # A success of ours that was never written takes back failures which others have
             # counted.
-            if found.breaker.witnessed(by) is not found.breaker:
-                self._change(lambda breaker, _: (breaker.witnessed(by), None))
+            if found.breaker.with_report_of(by) is not found.breaker:
+                self._change(lambda breaker, _: (breaker.with_report_of(by), None))
 
     def _without_false_pause(self, found: LaneState) -> LaneState:
         """The state with a pause that is as long as was asked, for all processes.
@@ -442,8 +442,8 @@ class Circuit:
             return None
         return stated if store.shorten_cooldown(self.key, stated, now) else None
 
-    def _witness(self) -> Witness:
-        return Witness(self._name, self._succeeded_at)
+    def _reporter(self) -> Reporter:
+        return Reporter(self._name, self._succeeded_at)
 
     def _write_unwritten(self, view: LaneState) -> None:
         """Write a change that was made while the store was away; it was emitted at the time."""
@@ -552,7 +552,7 @@ class Circuit:
         if permit.token:
             self._probe_renewer.forget(permit.token)
         if self.needs_report(permit, vote):
-            by = self._witness()
+            by = self._reporter()
             self._change(
                 lambda breaker, now: (breaker.report(self.rule, permit, vote, now, by), None),
                 failed=failed if vote is Vote.FAILURE else None,

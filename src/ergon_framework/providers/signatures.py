@@ -169,7 +169,7 @@ class CallSignature:
         return self._read
 
 
-class Surroundings:
+class AttemptMiddleware:
     """The middleware around the attempts of one operation."""
 
     def __init__(self, name: str, middleware: MiddlewareStack | None, *, is_async: bool) -> None:
@@ -221,7 +221,7 @@ class FunctionAttempt:
         self.operation = operation
         self.is_async = is_async
         self.is_stream = is_stream
-        self.around = Surroundings(f"{provider}.{operation}", middleware, is_async=is_async)
+        self.around = AttemptMiddleware(f"{provider}.{operation}", middleware, is_async=is_async)
 
     def __call__(self, payload: Mapping[str, Any], context: ProviderExecutionContext) -> Any:
         """What the function returned, as data."""

@@ -173,7 +173,7 @@ class ReplayFile:
     def __init__(self, path: Path, fd: int, *, is_own: bool) -> None:
         self.path = path
         self.is_own = is_own
-        self.spoilt = 0
+        self.damaged = 0
         """Lines that cannot be read, or that the store will never take."""
         # No file object: one whose lock was held when the process forked could not be closed.
         self._fd = fd
@@ -199,7 +199,7 @@ class ReplayFile:
         with contextlib.suppress(OSError):
             # Kept for people: if it were removed, the unusable lines would be gone before an
             # operator has seen them.
-            if self.spoilt:
+            if self.damaged:
                 self.path.rename(self.path.with_name(self.path.name + CORRUPT))
             else:
                 self.path.unlink()
@@ -213,7 +213,7 @@ class ReplayFile:
         try:
             piece = os.pread(self._fd, _READ_SIZE, self._at)
         except OSError:  # the disk cannot read it: what is left stays for people to look at
-            self.spoilt += 1
+            self.damaged += 1
             return False
         self._at += len(piece)
         *lines, self._rest = (self._rest + piece).split(b"\n")
@@ -229,7 +229,7 @@ class ReplayFile:
             return
         # The last line may be torn: its writer died before it reported the line as safe.
         # Only if something follows has a line been spoilt.
-        self.spoilt += self._is_doubtful
+        self.damaged += self._is_doubtful
         try:
             self._next.append(batch_of(line))
         except ValueError:
@@ -374,7 +374,7 @@ class Spill:
         self.folder = folder
         self.full_count = 0
         """How often something was refused because the files had reached their limit."""
-        self.spoilt_count = 0
+        self.damaged_count = 0
         """Lines found in files that cannot be read; the files are put aside."""
         self.max_bytes = max_bytes
         """The most bytes of all files in the folder. A change applies to rows kept from then on."""
@@ -467,9 +467,9 @@ class Spill:
             left = self._left or self._next_left()
             if left is None:
                 return []
-            before = left.spoilt
+            before = left.damaged
             batches = left.chunk(limit)
-            self.spoilt_count += left.spoilt - before
+            self.damaged_count += left.damaged - before
             if batches:
                 failpoint("providers.replay.before")
                 return batches
@@ -480,7 +480,7 @@ class Spill:
     def advance(self, refused: int = 0) -> None:
         """The batches of the last chunk were written, all but those the store will never take."""
         if self._left is not None:
-            self._left.spoilt += refused
+            self._left.damaged += refused
             self._left.advance()
 
     # -- ends ------------------------------------------------------------------------------------
@@ -502,7 +502,7 @@ class Spill:
             self._let_go(fd)
         with contextlib.suppress(OSError):  # closed by that thread, which had yet to forget it
             self.close()
-        self.full_count = self.spoilt_count = 0
+        self.full_count = self.damaged_count = 0
 
     # -- inside ----------------------------------------------------------------------------------
 

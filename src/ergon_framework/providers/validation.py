@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.core.json_names import encode_text_keys, name_written_twice
-from ergon_framework.core.option_values import is_number, number_flaw
+from ergon_framework.core.option_values import is_number, number_problem
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.providers.errors import ProviderBadRequestError
 from ergon_framework.providers.execution import ProviderExecutionContext
@@ -26,14 +26,14 @@ def check_count(name: str, value: Any, least: int = 0) -> None:
 
 def check_seconds(name: str, value: Any, least: float = 0.0) -> None:
     """Refuse what is no number of ``least`` or more."""
-    if flaw := number_flaw(value, least):
-        raise ConfigurationError(f"{name} {flaw}")
+    if problem := number_problem(value, least):
+        raise ConfigurationError(f"{name} {problem}")
 
 
 def check_above_zero(name: str, value: Any) -> None:
     """Refuse what is no number above zero."""
-    if flaw := number_flaw(value, is_above=True):
-        raise ConfigurationError(f"{name} {flaw}")
+    if problem := number_problem(value, is_above=True):
+        raise ConfigurationError(f"{name} {problem}")
 
 
 def check_word(name: str, value: Any, words: type[StrEnum]) -> None:

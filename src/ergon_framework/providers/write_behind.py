@@ -355,9 +355,9 @@ class WriteBehindQueue:
         if now - self._scanned_at >= SCAN_INTERVAL:
             self._scanned_at = now
             spill.scan()
-        spoilt = spill.spoilt_count
+        damaged = spill.damaged_count
         units = spill.chunk(self._batch)
-        self.counter.count(lost=spill.spoilt_count - spoilt)
+        self.counter.count(lost=spill.damaged_count - damaged)
         if not units:
             return False
         refused = self._record(merged_batch(units), lambda: list(units), is_alive=is_alive)

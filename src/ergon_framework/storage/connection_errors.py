@@ -158,7 +158,7 @@ def as_unavailable(error: ErgonError) -> StoreError:
     """The error of a server that let us in before, and now does not.
 
     The URL was right then: a certificate that has expired, a password that was changed or a file
-    that is being renewed is mended while programs run, so they wait as for a server that is away.
+    that is being renewed is fixed while programs run, so they wait as for a server that is away.
     Nothing was asked on a connection that did not come about, so nothing of it was lost.
     """
     if isinstance(error, StoreError):

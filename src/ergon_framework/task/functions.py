@@ -147,7 +147,11 @@ class FunctionConsumer(Generic[P, T]):
         made = _processes_async(call) if self.is_async else _processes(call)
         layers = self._middleware.around(HandlerKind.CONSUMER, self.name, is_async=self.is_async)
         if layers:
-            made = _surrounded_async(layers, made) if self.is_async else _surrounded(layers, made)
+            made = (
+                _with_middleware_async(layers, made)
+                if self.is_async
+                else _with_middleware(layers, made)
+            )
         body: dict[str, Any] = {
             "__doc__": self.function.__doc__,
             "__module__": self.function.__module__,
@@ -331,14 +335,16 @@ def _processes_async(call: _FunctionCall) -> Callable[[Transaction], Any]:
     return process
 
 
-def _surrounded(layers: Any, process: Callable[[Transaction], Any]) -> Callable[..., Any]:
+def _with_middleware(layers: Any, process: Callable[[Transaction], Any]) -> Callable[..., Any]:
     def process_inside(transaction: Transaction) -> Any:
         return call_through(layers, _unit(), lambda: process(transaction))
 
     return process_inside
 
 
-def _surrounded_async(layers: Any, process: Callable[[Transaction], Any]) -> Callable[..., Any]:
+def _with_middleware_async(
+    layers: Any, process: Callable[[Transaction], Any]
+) -> Callable[..., Any]:
     async def process_inside(transaction: Transaction) -> Any:
         return await await_through(layers, _unit(), lambda: process(transaction))
 

@@ -19,12 +19,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 from ergon_framework.core.option_values import (
-    count_flaw,
-    number_flaw,
+    count_problem,
+    number_problem,
     or_none,
     shown,
-    switch_flaw,
-    word_flaw,
+    switch_problem,
+    word_problem,
 )
 from ergon_framework.errors import WiringError
 from ergon_framework.lazy_exports import LateModule
@@ -124,36 +124,36 @@ _PATHS: dict[str, tuple[str, ...]] = {
 _KNOWN = tuple(ConsumerOptions.__annotations__)
 
 
-def _extra_flaw(value: object) -> str:
+def _extra_problem(value: object) -> str:
     if not isinstance(value, Mapping):
         return f"must be a mapping, not {shown(value)}"
     return "must not hold 'batch_size', which prefetch says" if "batch_size" in value else ""
 
 
-_above_zero = partial(number_flaw, is_above=True)
-_FLAWS: dict[str, tuple[Callable[[Any], str], str]] = {
-    "attempts": (count_flaw, "3"),
+_above_zero = partial(number_problem, is_above=True)
+_CHECKS: dict[str, tuple[Callable[[Any], str], str]] = {
+    "attempts": (count_problem, "3"),
     "timeout": (or_none(_above_zero), "5.0"),
-    "backoff": (number_flaw, "0.5"),
-    "backoff_multiplier": (partial(number_flaw, least=1), "2.0"),
-    "backoff_cap": (number_flaw, "30.0"),
-    "jitter": (partial(number_flaw, most=1), "0.2"),
-    "concurrency": (partial(count_flaw, most=MAX_WORKERS), "8"),
-    "prefetch": (count_flaw, "50"),
-    "batch": (or_none(partial(count_flaw, most=MAX_BATCH)), "100"),
-    "linger": (or_none(partial(number_flaw, most=MAX_LINGER)), "0.1"),
-    "streaming": (switch_flaw, "True"),
-    "limit": (or_none(partial(count_flaw, least=0)), "1000"),
+    "backoff": (number_problem, "0.5"),
+    "backoff_multiplier": (partial(number_problem, least=1), "2.0"),
+    "backoff_cap": (number_problem, "30.0"),
+    "jitter": (partial(number_problem, most=1), "0.2"),
+    "concurrency": (partial(count_problem, most=MAX_WORKERS), "8"),
+    "prefetch": (count_problem, "50"),
+    "batch": (or_none(partial(count_problem, most=MAX_BATCH)), "100"),
+    "linger": (or_none(partial(number_problem, most=MAX_LINGER)), "0.1"),
+    "streaming": (switch_problem, "True"),
+    "limit": (or_none(partial(count_problem, least=0)), "1000"),
     "transaction_timeout": (or_none(_above_zero), "60.0"),
     "loop_timeout": (or_none(_above_zero), "3600.0"),
-    "stop_grace": (number_flaw, "30.0"),
-    "payload_copies": (switch_flaw, "True"),
-    "settlement": (partial(word_flaw, choices=("engine", "manual")), '"engine"'),
-    "mode": (partial(word_flaw, choices=("batch", "continuous")), '"continuous"'),
-    "fetch_attempts": (count_flaw, "5"),
+    "stop_grace": (number_problem, "30.0"),
+    "payload_copies": (switch_problem, "True"),
+    "settlement": (partial(word_problem, choices=("engine", "manual")), '"engine"'),
+    "mode": (partial(word_problem, choices=("batch", "continuous")), '"continuous"'),
+    "fetch_attempts": (count_problem, "5"),
     "fetch_timeout": (or_none(_above_zero), "10.0"),
-    "fetch_backoff": (number_flaw, "1.0"),
-    "extra": (_extra_flaw, '{"shard": 1}'),
+    "fetch_backoff": (number_problem, "1.0"),
+    "extra": (_extra_problem, '{"shard": 1}'),
 }
 """What each option refuses, and how a right one looks. The fields of the policy refuse the same."""
 
@@ -229,11 +229,11 @@ def _refuse_wrong(owner: str, options: Mapping[str, Any]) -> None:
             raise WiringError(f"the consumer {owner!r} has no option {name!r}", remedy=hint)
         if name == "policy":
             continue
-        flaw_of, example = _FLAWS[name]
-        flaw = flaw_of(value)
-        if flaw:
+        find_problem, example = _CHECKS[name]
+        problem = find_problem(value)
+        if problem:
             raise WiringError(
-                f"the option {name!r} of the consumer {owner!r} {flaw}",
+                f"the option {name!r} of the consumer {owner!r} {problem}",
                 remedy=f"write for example {name}={example}",
             )
 

@@ -61,7 +61,7 @@ class JournalTracerProvider(trace.TracerProvider):
         """
         return self._tracer if instrumenting_module_name == SCOPE else self._others
 
-    def accompany(self, provider: trace.TracerProvider) -> None:
+    def follow_provider(self, provider: trace.TracerProvider) -> None:
         """Also record the spans of an SDK's tracer provider, from now on."""
         if self._accompanied is provider:
             return

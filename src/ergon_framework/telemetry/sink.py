@@ -88,7 +88,7 @@ def _provider(*, joins: bool) -> Any:
     real, follower = real_provider(), journal_provider()
     if real is not None:
         if follower is not None:
-            follower.accompany(real)
+            follower.follow_provider(real)
         return real
     return follower if joins or trace.get_current_span().is_recording() else None
 

@@ -77,7 +77,7 @@ class JournalProvider(Protocol):
     def get_tracer(self, instrumenting_module_name: str) -> trace.Tracer:
         """A tracer, as in the API of OpenTelemetry."""
 
-    def accompany(self, provider: trace.TracerProvider) -> None:
+    def follow_provider(self, provider: trace.TracerProvider) -> None:
         """Also record the spans of another tracer provider; adding one twice does no harm."""
 
 
@@ -118,7 +118,7 @@ def tracer() -> trace.Tracer | None:
         # An SDK that a program sets up later takes the spans over; the journal has to get them too,
         # too.
         if _journal_provider is not None:
-            _journal_provider.accompany(provider)
+            _journal_provider.follow_provider(provider)
         found = _tracer_of(provider)
         if is_real(found):
             return found

@@ -39,7 +39,7 @@ class VirtualSignal:
 
     def wait(self, until: float | None) -> None:
         """Sleep until notified or until the clock shows ``until``."""
-        sleeper = self._clock.lie_down(self, until)
+        sleeper = self._clock.register_sleeper(self, until)
         if sleeper is None:
             return
         # A sleeper already: a notification that comes between the release and the wait is not lost.
@@ -95,7 +95,7 @@ class VirtualClock:
     def _take_a_nap(self, until: float | None) -> None:
         self.join_time()
         try:
-            sleeper = self.lie_down(None, until)
+            sleeper = self.register_sleeper(None, until)
             if sleeper is not None:
                 self.sleep_out(sleeper)
         finally:
@@ -143,7 +143,9 @@ class VirtualClock:
 
     # -- sleeping and waking -----------------------------------------------------------------
 
-    def lie_down(self, signal: VirtualSignal | None, until: float | None) -> _Sleeper | None:
+    def register_sleeper(
+        self, signal: VirtualSignal | None, until: float | None
+    ) -> _Sleeper | None:
         """Register the calling thread as a sleeper. None if the instant has already come."""
         with self._changed:
             if until is not None and until <= self._now:

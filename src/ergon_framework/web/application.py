@@ -86,14 +86,15 @@ def serve(
     backends: Backends,
     tokens: Tokens | None,
     ready: Callable[[str], None],
-    invite: Callable[[str], None] = lambda _link: None,
+    issue_login_link: Callable[[str], None] = lambda _link: None,
     webhooks: Sequence[ServedWebhook] = (),
 ) -> None:
     """Serve until a signal asks to stop. ``ready`` is called with the URL, which has the real port.
 
-    ``webhooks`` are answered without a token, and closed at the end. Without tokens, ``invite`` is
-    called with a link that signs one browser in as operator, and again with another link when that
-    was used. The first signal lets running requests finish; a second one ends the process at once.
+    ``webhooks`` are answered without a token, and closed at the end. Without tokens,
+    ``issue_login_link`` is called with a link that signs one browser in as operator, and again with
+    another link when that was used. The first signal lets running requests finish; a second one
+    ends the process at once.
     """
     check_server_packages()
     check_place(server.host, tokens, server.proxy)
@@ -117,15 +118,15 @@ def serve(
     host = f"[{server.host}]" if ":" in server.host else server.host
     url = f"http://{host}:{sockets[0].getsockname()[1]}"
 
-    def invite_somebody() -> None:
+    def print_login_link() -> None:
         if tokens is None and server.proxy is None:
-            invite(f"{url}{SIGN_IN}?once={sessions.invite()}")
+            issue_login_link(f"{url}{SIGN_IN}?once={sessions.issue_login_link()}")
 
     def begin() -> None:
         ready(url)
-        invite_somebody()
+        print_login_link()
 
-    sessions.when_used = invite_somebody
+    sessions.when_used = print_login_link
 
     async def end() -> None:
         for each in webhooks:
@@ -138,12 +139,12 @@ def serve(
         running.should_exit = True
 
     stops = StopSignals(stop, force_at=2, last_words="stopped by force")
-    with closing(backends), _rereading(tokens), SignalListener(stops.take):
+    with closing(backends), _reload_on_hangup(tokens), SignalListener(stops.take):
         running.run(sockets)
 
 
 @contextmanager
-def _rereading(tokens: Tokens | None) -> Iterator[None]:
+def _reload_on_hangup(tokens: Tokens | None) -> Iterator[None]:
     """Read a file of tokens again on SIGHUP. Without such a file, SIGHUP does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -172,7 +172,7 @@ def _jobs_in(queues: Sequence[Queue]) -> list[Series]:
     """The jobs by queue and status. Queues beyond the bound are counted together."""
     statuses = [each.value for each in JobStatus]
     room = MAX_SERIES // (len(statuses) + 1)  # One more, for unreadable rows.
-    own, others = _parted(queues, room)
+    own, others = _with_own_series(queues, room)
     counted = [(queue.name, queue.counts) for queue in own]
     if others:
         together: Counter[str] = Counter()
@@ -196,14 +196,14 @@ def _jobs_in(queues: Sequence[Queue]) -> list[Series]:
 
 def _worst(queues: Sequence[Queue], of: Callable[[Queue], float]) -> list[Series]:
     """A number by queue. For the queues beyond the bound together, it is the greatest."""
-    own, others = _parted(queues, MAX_SERIES)
+    own, others = _with_own_series(queues, MAX_SERIES)
     found: list[Series] = [({"queue": queue.name}, of(queue)) for queue in own]
     if others:
         found.append(({"queue": OTHERS}, max(map(of, others))))
     return found
 
 
-def _parted(queues: Sequence[Queue], room: int) -> tuple[Sequence[Queue], Sequence[Queue]]:
+def _with_own_series(queues: Sequence[Queue], room: int) -> tuple[Sequence[Queue], Sequence[Queue]]:
     """The queues that have series of their own, which are the first by name, and all others."""
     if len(queues) <= room:
         return queues, ()
@@ -549,7 +549,7 @@ class _Scraper:
         if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
             ask = self._questions[part].ask
             task = self._asked[part] = asyncio.create_task(self._pool.call(part, ask))
-            task.add_done_callback(_heard)
+            task.add_done_callback(_retrieve_exception)
         limit = SCRAPE_TIMEOUT if part in self._answered else None
         done, _ = await asyncio.wait({task}, timeout=limit)
         if not done:
@@ -559,7 +559,7 @@ class _Scraper:
         return found
 
 
-def _heard(task: asyncio.Task[Any]) -> None:
+def _retrieve_exception(task: asyncio.Task[Any]) -> None:
     """Retrieve the exception of a task that is not awaited any more, because asyncio
     would log it.
     """

@@ -353,7 +353,7 @@ class RequestLimiter:
         # A response that has begun can only be cut off: a second status would be read as part of
         # the body.
         elif answer.status == 0:
-            await self._late(scope)(scope, receive, answer.really_send)
+            await self._late(scope)(scope, receive, answer.send_now)
 
     def _late(self, scope: Scope) -> Response:
         if scope["method"] == "POST":  # Whoever sends the request again may do the action twice.
@@ -378,9 +378,9 @@ class _Answer:
     async def send(self, message: Message) -> None:
         """Send a part of the response."""
         if not self.is_late:
-            await self.really_send(message)
+            await self.send_now(message)
 
-    async def really_send(self, message: Message) -> None:
+    async def send_now(self, message: Message) -> None:
         """Send it even if it is late."""
         if message["type"] == "http.response.start":
             self.status = message["status"]

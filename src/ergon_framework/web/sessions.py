@@ -88,7 +88,7 @@ class Sessions:
         """Whether people sign in with tokens, and not with the link."""
         return self._tokens is not None
 
-    def invite(self) -> str:
+    def issue_login_link(self) -> str:
         """The secret of a link that works once. The link before it stops working."""
         secret = secrets.token_urlsafe(24)
         with self._lock:

@@ -80,9 +80,9 @@ class CountedHeads(HeadCache):
 
     recognised = 0
 
-    def recognise(self, data: bytes) -> tuple[Head, bytes] | None:
+    def known_request(self, data: bytes) -> tuple[Head, bytes] | None:
         """The head and the body, if the head is known."""
-        found = super().recognise(data)
+        found = super().known_request(data)
         self.recognised += found is not None
         return found
 
@@ -204,4 +204,4 @@ def test_heads_are_remembered_within_bounds() -> None:
         assert len(heads) <= 10
     long = b"POST /" + b"a" * MAX_HEAD_BYTES + b" HTTP/1.1\r\n\r\n"
     heads.remember(long, head)
-    assert heads.recognise(long) is None
+    assert heads.known_request(long) is None

@@ -210,7 +210,7 @@ def test_a_request_that_trickles_is_given_up(text: str) -> None:
             for _ in range(3):
                 bench.later(20)
                 wire.send("x")
-                await bench.until(lambda: bool(connection.heard_at == bench.clock.now))
+                await bench.until(lambda: bool(connection.last_received_at == bench.clock.now))
             bench.later(20)
             assert (await wire.answer()).reason == "request_timeout"
 
@@ -278,7 +278,7 @@ def test_one_address_has_a_share() -> None:
     """A single machine cannot take every place; this machine's own processes may."""
 
     class Somebody:
-        is_busy, body_bytes, rested_at = False, 0, 0.0
+        is_busy, body_bytes, idle_since = False, 0, 0.0
 
         def __init__(self, ip: str) -> None:
             self.ip = ip

@@ -8,7 +8,7 @@ import pytest
 
 from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.ports.factstore import OUTBOUND, Appended, FactStore, Flaw
+from ergon_framework.ports.factstore import OUTBOUND, Appended, Corruption, FactStore
 from ergon_framework.storage.nats import NatsReply
 from ergon_framework.testing.suites.factstore import exercise_fact_store
 from ergon_framework.testing.suites.factstore.under_test import new
@@ -35,7 +35,7 @@ def test_a_server_of_three_dies(nats_cluster: NatsCluster) -> None:
     found = {each.message_id: each.offset for each in page.facts}
     assert len(found) == len(page.facts) == page.head
     assert producer.acknowledged.items() <= found.items()
-    assert [each for each in store.verify(OUTBOUND) if isinstance(each, Flaw)] == []
+    assert [each for each in store.verify(OUTBOUND) if isinstance(each, Corruption)] == []
     store.close()
 
 

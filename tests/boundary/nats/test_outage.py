@@ -10,7 +10,7 @@ import pytest
 
 from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.ports.factstore import OUTBOUND, Appended, Flaw
+from ergon_framework.ports.factstore import OUTBOUND, Appended, Corruption
 from ergon_framework.storage.nats import NatsTimeouts, StreamMessage
 from ergon_framework.testing.suites.factstore.under_test import new
 from tests.servers.nats import NatsServer
@@ -102,7 +102,7 @@ def test_a_server_that_is_restarted(
     found = {each.message_id: each.offset for each in page.facts}
     assert len(found) == len(page.facts) == page.head
     assert producer.acknowledged.items() <= found.items()
-    assert [each for each in store.verify(OUTBOUND) if isinstance(each, Flaw)] == []
+    assert [each for each in store.verify(OUTBOUND) if isinstance(each, Corruption)] == []
 
 
 def test_a_server_that_is_away_for_a_while(server: NatsServer, store: NatsFactStore) -> None:
@@ -215,6 +215,6 @@ def test_retention_after_a_server_went_back_in_time(
     store.confirm("c", 7)
     assert store.truncate(OUTBOUND, 99) == 7
     assert ids(store) == [f"new-{n}" for n in range(2, 10)]
-    assert [each for each in store.verify(OUTBOUND) if isinstance(each, Flaw)] == []
+    assert [each for each in store.verify(OUTBOUND) if isinstance(each, Corruption)] == []
     assert [each.offset for each in store.serve("c", 99, PLENTY).page.facts] == [*range(8, 16)]
     assert store.quarantine() == []

@@ -33,7 +33,7 @@ def refusal(line: NatsClient, words: str) -> StoreUnavailableError:
 
 
 def test_a_certificate_that_is_wrong_for_a_while(own_nats: NatsServer, signed: Papers) -> None:
-    """It says what is wrong, and the same line is good again when that was mended."""
+    """It says what is wrong, and the same line is good again when that was fixed."""
     good, bad = (
         f'tls {{ cert_file: "{signed.certificate(name)}", key_file: "{signed.key(name)}" }}'
         for name in ("server", "elsewhere")

@@ -37,7 +37,7 @@ from ergon_framework.ports.factstore import (
     OUTBOUND,
     Appended,
     Conflict,
-    Flaw,
+    Corruption,
     Link,
     MissingReference,
     Quarantined,
@@ -129,7 +129,7 @@ def test_callers_that_come_together_are_overtaken_together(open_store: Open) -> 
     two.serve("c", 9, PLENTY, holder="other")  # one message, of which the first one knows nothing
     asked = [one.log.prepared(OUTBOUND, [new(each)], None) for each in "bc"]
     assert one.log.append_all(asked) == [[Appended(2)], [Appended(3)]]
-    assert [each for each in two.verify(OUTBOUND) if isinstance(each, Flaw)] == []
+    assert [each for each in two.verify(OUTBOUND) if isinstance(each, Corruption)] == []
     page = two.page(OUTBOUND, 0, 9, PLENTY)
     assert [(each.offset, each.message_id) for each in page.facts] == [(1, "a"), (2, "b"), (3, "c")]
 
@@ -154,7 +154,7 @@ def test_an_append_that_needs_several_commits(open_store: Open) -> None:
     assert store.consumer("c").lag == 1500
     assert store.truncate(OUTBOUND, 1400, loss_reason="disk") == 1400
     assert store.append(OUTBOUND, [new("id-7")]) == [Appended(9, True)]
-    assert [each for each in store.verify(OUTBOUND) if isinstance(each, Flaw)] == []
+    assert [each for each in store.verify(OUTBOUND) if isinstance(each, Corruption)] == []
 
 
 def test_a_page_of_a_peer_that_needs_several_commits(open_store: Open) -> None:
@@ -185,7 +185,7 @@ def test_a_fact_that_the_server_lost_is_damage(open_store: Open) -> None:
     store.create_consumer("view", OUTBOUND, to_zone="plant-b")
     store.append(OUTBOUND, [new(each) for each in "abcd"])
     lose(store, OUTBOUND, 2)
-    flaws = [each.offset for each in store.verify(OUTBOUND) if isinstance(each, Flaw)]
+    flaws = [each.offset for each in store.verify(OUTBOUND) if isinstance(each, Corruption)]
     assert flaws == [2]
     for name in ("c", "view"):
         assert [each.offset for each in store.serve(name, 9, PLENTY).page.facts] == [1]
@@ -242,7 +242,7 @@ def test_a_last_fact_that_was_lost_keeps_its_offset(open_store: Open) -> None:
     lose(store, OUTBOUND, 2)
     again = open_store()
     assert again.append(OUTBOUND, [new("b"), new("c")]) == [Appended(2, True), Appended(3)]
-    assert [each.offset for each in again.verify(OUTBOUND) if isinstance(each, Flaw)] == [2]
+    assert [each.offset for each in again.verify(OUTBOUND) if isinstance(each, Corruption)] == [2]
 
 
 def test_ids_of_the_last_facts_are_known_at_once(open_store: Open) -> None:
@@ -330,7 +330,7 @@ def test_ids_that_are_there_before_the_log_knows_are_no_obstacle(open_store: Ope
     again = open_store()
     outcomes = again.append(OUTBOUND, [new(f"id-{n}") for n in range(38, 42)])
     assert [each.offset for each in outcomes if isinstance(each, Appended)] == [39, 40, 41, 42]
-    assert [each for each in again.verify(OUTBOUND) if isinstance(each, Flaw)] == []
+    assert [each for each in again.verify(OUTBOUND) if isinstance(each, Corruption)] == []
 
 
 def test_a_fact_with_more_references_than_a_commit_has_room_for(open_store: Open) -> None:

@@ -124,7 +124,7 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
 
 
 def test_a_full_disk_refuses_and_recovers(node: NodeProcess) -> None:
-    """No file may grow: appends are refused, nothing is lost, and room mends it without a start."""
+    """No file may grow: appends are refused, nothing is lost, and room fixes it without a start."""
     acknowledged = {}
     for number in range(20):
         answer = node.append(f"order:{number}:created", "x" * 2000)
@@ -153,7 +153,7 @@ def test_a_full_disk_refuses_and_recovers(node: NodeProcess) -> None:
         if last.status != 200:
             break
         acknowledged[name] = last["offset"]
-    if last is not None and last.status != 200:  # it has latched: it says so, and a start mends it
+    if last is not None and last.status != 200:  # it has latched: it says so, and a start fixes it
         assert last["details"]["reason"] == "read_only"
         assert "read_only" in alerts(node)
         node.kill()
@@ -169,7 +169,7 @@ def test_a_full_disk_refuses_and_recovers(node: NodeProcess) -> None:
 def test_a_failed_fsync_latches_the_node(
     node: NodeProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nobody knows what is on disk: the node takes no more, says so, and a start mends it."""
+    """Nobody knows what is on disk: the node takes no more, says so, and a start fixes it."""
     assert node.append("order:1:created").status == 200
     assert STRACE is not None
     command = [STRACE, "-f", "-q", "-e", "trace=fsync,fdatasync"]

@@ -12,7 +12,7 @@ from ergon_framework.boundary.factstore.postgres import PostgresFactStore
 from ergon_framework.boundary.factstore.postgres.append import PipelineExecutor
 from ergon_framework.boundary.factstore.postgres.database import PostgresTuning
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.ports.factstore import OUTBOUND, Appended, Flaw
+from ergon_framework.ports.factstore import OUTBOUND, Appended, Corruption
 from ergon_framework.storage.failpoints import NAMES
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.factstore.under_test import new
@@ -66,7 +66,7 @@ def test_a_lost_answer_is_asked_for_again(
     assert cuts == []
     assert answer == [Appended(2) if before else Appended(2, True, new("b").envelope)]
     assert store.append(OUTBOUND, [new("c")]) == [Appended(3)]
-    assert not [each for each in store.verify(OUTBOUND) if isinstance(each, Flaw)]
+    assert not [each for each in store.verify(OUTBOUND) if isinstance(each, Corruption)]
 
 
 def test_an_answer_that_stays_lost(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +138,6 @@ def test_a_server_that_is_killed_and_comes_back(own_server: PostgresServer) -> N
     assert {fact.message_id: fact.offset for fact in facts if fact.message_id != "last"} == (
         acknowledged
     )
-    assert not [each for each in store.verify(OUTBOUND) if isinstance(each, Flaw)]
+    assert not [each for each in store.verify(OUTBOUND) if isinstance(each, Corruption)]
     store.close()
     rival.close()

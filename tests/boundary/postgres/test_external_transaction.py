@@ -30,7 +30,7 @@ from ergon_framework.ports.factstore import (
     Appended,
     CapacityExceeded,
     Conflict,
-    Flaw,
+    Corruption,
     Reference,
 )
 from ergon_framework.storage.objectstore.memory import MemoryObjectStore
@@ -73,7 +73,7 @@ def test_facts_come_with_the_commit(store: PostgresFactStore, connection: Any) -
     assert ids(store) == ["a", "b", "c"]
     assert woken.wait(WAIT)
     assert store.append(OUTBOUND, [new("d")]) == [Appended(4)]
-    assert not [each for each in store.verify(OUTBOUND) if isinstance(each, Flaw)]
+    assert not [each for each in store.verify(OUTBOUND) if isinstance(each, Corruption)]
 
 
 def test_a_closed_store_appends_nothing(open_store: Open, connection: Any) -> None:

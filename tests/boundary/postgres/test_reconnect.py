@@ -43,7 +43,7 @@ def test_a_certificate_that_is_wrong_for_a_while(
     open_store: Open,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The thread that looks for new facts outlives it, and wakes who waits once it is mended."""
+    """The thread that looks for new facts outlives it, and wakes who waits once it is fixed."""
     caplog.set_level(logging.INFO, logger=logger.name)
     heard, rung = _Heard("another name"), threading.Event()
     behind = str(postgres_server.folder / ".s.PGSQL.5432")

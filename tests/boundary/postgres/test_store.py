@@ -30,7 +30,14 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
-from ergon_framework.ports.factstore import OUTBOUND, Appended, AppendOutcome, Conflict, Flaw, Link
+from ergon_framework.ports.factstore import (
+    OUTBOUND,
+    Appended,
+    AppendOutcome,
+    Conflict,
+    Corruption,
+    Link,
+)
 from ergon_framework.ports.transfer import FactRecord
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.storage.server import ServerClock
@@ -54,7 +61,7 @@ def ids(store: PostgresFactStore, to_zone: str | None = None) -> list[str]:
 
 def flaws(store: PostgresFactStore) -> list[int]:
     """Where verification finds something."""
-    return [each.offset for each in store.verify(OUTBOUND) if isinstance(each, Flaw)]
+    return [each.offset for each in store.verify(OUTBOUND) if isinstance(each, Corruption)]
 
 
 # ---- opening ------------------------------------------------------------------------------------

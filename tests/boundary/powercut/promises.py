@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ergon_framework.boundary.data_folder import FILE, OBJECTS
-from ergon_framework.boundary.facts.schema import spelled
+from ergon_framework.boundary.facts.schema import digest_text
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.errors import ErgonError
-from ergon_framework.ports.factstore import OUTBOUND, Flaw
+from ergon_framework.ports.factstore import OUTBOUND, Corruption
 from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore
 from tests.boundary.powercut.recorder import Exchange
 
@@ -97,7 +97,7 @@ def _facts(store: SqliteFactStore, promises: Promises, log: str) -> Iterator[str
         if json.loads(fact.fact)["object_json"] != content:
             yield f"fact {message_id} has changed"
     for told in store.verify(log):
-        if isinstance(told, Flaw):
+        if isinstance(told, Corruption):
             yield f"fact {told.offset} is damaged: {told.what}"
 
 
@@ -108,7 +108,7 @@ def _objects(
         yield f"name {bucket}/{key} is missing"
     for stored in store.objects():  # also those that were not acknowledged: a name needs its bytes
         told = promises.objects.get((stored.bucket, stored.key))
-        if told is not None and told != (spelled(stored.digest), stored.size):
+        if told is not None and told != (digest_text(stored.digest), stored.size):
             yield f"name {stored.bucket}/{stored.key} stands for other bytes"
         wrong = objects.verify(stored.digest, stored.size)
         if wrong is not None:

@@ -28,7 +28,7 @@ from ergon_framework.ports.factstore import (
     Appended,
     AppendOutcome,
     Conflict,
-    Flaw,
+    Corruption,
     Link,
     MissingReference,
     Reference,
@@ -184,7 +184,7 @@ def test_a_full_disk(store: SqliteFactStore) -> None:
     assert store.find("plant-a", "big") is None
     bound(100_000)
     assert put(store, "big", fact=b"x" * 100_000) == [Appended(2)]
-    assert not [each for each in store.verify(OUTBOUND) if isinstance(each, Flaw)]
+    assert not [each for each in store.verify(OUTBOUND) if isinstance(each, Corruption)]
 
 
 @pytest.mark.req("BOUNDARY:badinput", "P11")
@@ -252,7 +252,7 @@ def test_a_changed_column_is_noticed(
         statement = f"UPDATE ergon_boundary_facts SET {column} = ? WHERE id & 15 = 2"  # noqa: S608
         assert connection.execute(statement, (value,)).rowcount == 1
     assert [each.offset for each in store.serve("c", 9, 1 << 20).page.facts] == [1]
-    assert {each.offset for each in store.verify(OUTBOUND) if isinstance(each, Flaw)} == {2}
+    assert {each.offset for each in store.verify(OUTBOUND) if isinstance(each, Corruption)} == {2}
     with pytest.raises(DataLossError):
         store.page(OUTBOUND, 1, 9, 1 << 20)
     store.confirm("c", 1)
@@ -285,12 +285,12 @@ def test_a_changed_column_is_repaired_by_a_duplicate(
     before = store.page(OUTBOUND, 0, 9, 1 << 20)
     change(path, f"UPDATE ergon_boundary_facts SET {column} = ? WHERE id & 15 = 2", value)  # noqa: S608
     assert isinstance(store.append(OUTBOUND, [other("b")])[0], Conflict)
-    assert 2 in {each.offset for each in store.verify(OUTBOUND) if isinstance(each, Flaw)}
+    assert 2 in {each.offset for each in store.verify(OUTBOUND) if isinstance(each, Corruption)}
     [told] = put(store, "b")
     assert isinstance(told, Appended)
     assert told.is_repaired
     assert store.page(OUTBOUND, 0, 9, 1 << 20) == before
-    assert [each for each in store.verify(OUTBOUND) if isinstance(each, Flaw)] == []
+    assert [each for each in store.verify(OUTBOUND) if isinstance(each, Corruption)] == []
 
 
 @pytest.mark.req("BOUNDARY:badinput")
@@ -304,7 +304,7 @@ def test_what_a_duplicate_does_not_tell_stays_damaged(
     change(path, f"UPDATE ergon_boundary_facts SET {column} = ? WHERE id & 15 = 2", value)  # noqa: S608
     told = put(store, "b", envelope=b'{"later":1}')
     assert told == [Appended(2, True, is_damaged=True)]
-    assert 2 in {each.offset for each in store.verify(OUTBOUND) if isinstance(each, Flaw)}
+    assert 2 in {each.offset for each in store.verify(OUTBOUND) if isinstance(each, Corruption)}
 
 
 @pytest.mark.req("BOUNDARY:badinput")
@@ -318,7 +318,7 @@ def test_a_changed_last_row_does_not_stop_the_log(
     statement = f"UPDATE ergon_boundary_facts SET {column} = 'x' WHERE id & 15 = 2"  # noqa: S608
     change(path, statement)
     assert put(store, "c", "d") == [Appended(3), Appended(4)]
-    assert 2 in {each.offset for each in store.verify(OUTBOUND) if isinstance(each, Flaw)}
+    assert 2 in {each.offset for each in store.verify(OUTBOUND) if isinstance(each, Corruption)}
     assert [each.offset for each in store.page(OUTBOUND, 2, 9, 1 << 20).facts] == [3, 4]
     assert store.logs()[0].head == 4
 
@@ -343,7 +343,9 @@ def test_a_missing_row_is_noticed(
     wanted = [1, 2, 3] if to_zone else [1, 2, 3, 4]
     assert seen == [each for each in wanted if each != lost]
     assert [each.offset for each in store.quarantine("c")] == [lost]
-    assert [each.offset for each in store.verify(OUTBOUND) if isinstance(each, Flaw)] == [lost]
+    assert [each.offset for each in store.verify(OUTBOUND) if isinstance(each, Corruption)] == [
+        lost
+    ]
 
 
 def test_a_broken_chain_is_found(open_store: Open, path: Path) -> None:
@@ -357,7 +359,7 @@ def test_a_broken_chain_is_found(open_store: Open, path: Path) -> None:
         connection.execute(
             "UPDATE ergon_boundary_facts SET proof = ? WHERE id = ?", (broken, number)
         )
-    flaws = [each for each in store.verify(OUTBOUND) if isinstance(each, Flaw)]
+    flaws = [each for each in store.verify(OUTBOUND) if isinstance(each, Corruption)]
     assert [each.offset for each in flaws] == [2, 3]
     assert "chain" in flaws[0].what
 
@@ -368,12 +370,12 @@ def test_verification_finds_what_the_books_do_not_know(open_store: Open, path: P
     put(store, "a", to_zone="x")
     put(store, "b", to_zone="y")
     change(path, "DELETE FROM ergon_boundary_runs WHERE last IS NULL")
-    assert ["zone" in each.what for each in store.verify(OUTBOUND) if isinstance(each, Flaw)] == [
-        True
-    ]
+    assert [
+        "zone" in each.what for each in store.verify(OUTBOUND) if isinstance(each, Corruption)
+    ] == [True]
     store.truncate(OUTBOUND, 0)
     store.appender.ledger.memtable[:] = [{} for _ in range(256)]
-    flaws = [each for each in store.verify(OUTBOUND) if isinstance(each, Flaw)]
+    flaws = [each for each in store.verify(OUTBOUND) if isinstance(each, Corruption)]
     assert sum("ledger" in each.what for each in flaws) == 2
 
 
@@ -401,7 +403,7 @@ def test_a_long_truncation_is_done_in_slices(open_store: Open) -> None:
     [gap] = store.gaps()
     assert (gap.first, gap.last, gap.reason) == (1, 40, "no room")
     assert len(ids(store)) == 10
-    assert not [each for each in store.verify(OUTBOUND) if isinstance(each, Flaw)]
+    assert not [each for each in store.verify(OUTBOUND) if isinstance(each, Corruption)]
     store.create_consumer("c", OUTBOUND)
     assert store.consumer("c").lag == 10
 

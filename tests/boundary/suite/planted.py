@@ -19,7 +19,7 @@ from ergon_framework.ports.factstore import (
     AppendOutcome,
     CapacityExceeded,
     Conflict,
-    Flaw,
+    Corruption,
     Gap,
     LedgerEntry,
     Link,
@@ -278,7 +278,7 @@ class RepairsByConflicts(Honest):
         for fact in facts:
             known = memory_log.find(fact.from_zone, fact.message_id)
             row = None if known is None else memory_log.row(known.offset)
-            if row is not None and not memory_log.is_sound(row):
+            if row is not None and not memory_log.is_intact(row):
                 row.fact.fact = fact.fact
                 key = key_of(log, fact.from_zone, fact.message_id)
                 memory_log.ledger[key] = row.fact.offset, fact.digest
@@ -638,17 +638,17 @@ class CountsWhatIsGone(Honest):
 class NeverFlawed(Honest):
     """Verifies nothing."""
 
-    def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
+    def verify(self, log: str, after: int = 0) -> Iterator[Corruption | int]:
         return (each for each in super().verify(log, after) if isinstance(each, int))
 
 
 class AllFlawed(Honest):
     """Begins its walk with an empty chain, whatever was truncated."""
 
-    def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
+    def verify(self, log: str, after: int = 0) -> Iterator[Corruption | int]:
         first = self.memory_log(log).first
         if first > 1:
-            yield Flaw(log, first, "the chain is broken")
+            yield Corruption(log, first, "the chain is broken")
         yield from super().verify(log, after)
 
 

@@ -13,8 +13,8 @@ from ergon_framework.ports.factstore import (
     Appended,
     AppendOutcome,
     ConsumerInfo,
+    Corruption,
     Fetched,
-    Flaw,
     Gap,
     Link,
     NewFact,
@@ -231,9 +231,9 @@ class LossesWakeNobody(Honest):
 class LossesAreFlaws(Honest):
     """Misses a fact where the log has none."""
 
-    def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
+    def verify(self, log: str, after: int = 0) -> Iterator[Corruption | int]:
         for gap in of_peers(self.gaps(log)):
-            yield Flaw(log, gap.first, "it is missing")
+            yield Corruption(log, gap.first, "it is missing")
         yield from super().verify(log, after)
 
 
@@ -246,7 +246,7 @@ class DamageHidesLosses(Honest):
             self.database.state.consumer(name),
         )
         for row in memory_log.after(one.cursor, one.to_zone):
-            if memory_log.is_sound(row):
+            if memory_log.is_intact(row):
                 break
             one.cursor = max(one.cursor, row.fact.offset - 1)
         return super().serve(name, limit, max_bytes, **options)

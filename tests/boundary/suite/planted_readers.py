@@ -570,7 +570,7 @@ class StopsAtDamage(Honest):
         one = self.database.state.consumer(name)
         memory_log = self.memory_log(one.log)
         for row in memory_log.after(one.cursor, one.to_zone):
-            if not memory_log.is_sound(row):
+            if not memory_log.is_intact(row):
                 raise BoundaryError("it is damaged", code="data_loss")
             break
         return super().serve(name, limit, max_bytes, **options)

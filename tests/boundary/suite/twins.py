@@ -24,9 +24,9 @@ from ergon_framework.ports.factstore import (
     OUTBOUND,
     Conflict,
     ConsumerInfo,
+    Corruption,
     FactStore,
     Fetched,
-    Flaw,
     Gap,
     LedgerEntry,
     Link,
@@ -254,7 +254,7 @@ class Twins(RuleBasedStateMachine):
         self.both(lambda store: store.aged(OUTBOUND, self.clock() - 10.0))
         if not self.damaged:
             found = [each for store in self.stores for each in store.verify(INBOX)]
-            assert not [each for each in found if isinstance(each, Flaw)]
+            assert not [each for each in found if isinstance(each, Corruption)]
 
     def place(self, name: str, is_right: bool) -> tuple[int, int, str | None]:
         """Where a consumer stands, which fact it is given next, and who may say so."""

@@ -31,7 +31,7 @@ PLANTED = "planted_failure"
 """The error of steps that are to fail for good."""
 
 
-class Witness:
+class Reporter:
     """The store, and a book beside it."""
 
     def __init__(self, store: Any, book: Book) -> None:
@@ -78,7 +78,7 @@ def main(url: str, zone: str, path: str, executor_name: str = "ledger") -> None:
     )
     with closing(patiently(lambda: open_jobs(Place(url, zone)))) as store:
         worker = Worker(
-            Witness(store, Book(path)), executors={"ledger": executor}, settings=settings
+            Reporter(store, Book(path)), executors={"ledger": executor}, settings=settings
         )
         signal.signal(signal.SIGTERM, lambda *_: worker.stop())
         try:

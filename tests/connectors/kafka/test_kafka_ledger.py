@@ -115,24 +115,24 @@ def test_a_message_that_is_not_due_yet_waits_behind_its_key_as_well() -> None:
 def test_more_is_polled_for_several_messages_at_once() -> None:
     """Not for each one that was settled, as long as others are ready to be handed out."""
     ledger = _ledger(count=8)
-    assert ledger.is_hungry
+    assert ledger.can_poll
     _polled(ledger, *range(8))
     first, second = ledger.take(2, 0.0)
     ledger.settle(first)
-    assert (ledger.room, ledger.is_hungry) == (1, False)
+    assert (ledger.room, ledger.can_poll) == (1, False)
     ledger.settle(second)
-    assert (ledger.room, ledger.is_hungry) == (2, True)
+    assert (ledger.room, ledger.can_poll) == (2, True)
 
 
 def test_more_is_polled_as_soon_as_nothing_is_ready() -> None:
     """However little room there is: else whoever fetches would wait for those in hand."""
     ledger = _ledger(count=8)
     _polled(ledger, *range(7))
-    assert not ledger.is_hungry
+    assert not ledger.can_poll
     ledger.take(7, 0.0)
-    assert (ledger.room, ledger.is_hungry) == (1, True)
+    assert (ledger.room, ledger.can_poll) == (1, True)
     assert ledger.deliver(FIRST, 7, None, 1000, "large")
-    assert (ledger.room, ledger.is_hungry) == (0, False)
+    assert (ledger.room, ledger.can_poll) == (0, False)
 
 
 def test_what_comes_again_keeps_its_place_among_what_is_new() -> None:
@@ -191,15 +191,15 @@ def test_what_may_be_polled_is_bounded() -> None:
     """By the number and the bytes of what is held, and by partition behind an open message."""
     ledger = _ledger(count=3, size=10, window=2)
     _polled(ledger, 0, 1)
-    assert (ledger.room, ledger.crowded()) == (1, {FIRST})
+    assert (ledger.room, ledger.full_partitions()) == (1, {FIRST})
     ledger.deliver(SECOND, 0, None, 8, None)
     assert ledger.room == 0
     first, second, third = ledger.take(3, 0.0)
     ledger.settle(third)
     ledger.settle(second)
-    assert (ledger.room, ledger.crowded()) == (2, {FIRST})
+    assert (ledger.room, ledger.full_partitions()) == (2, {FIRST})
     ledger.settle(first)
-    assert (ledger.room, ledger.crowded()) == (3, set())
+    assert (ledger.room, ledger.full_partitions()) == (3, set())
 
 
 def test_the_end_is_reached_when_every_partition_says_so() -> None:
@@ -262,7 +262,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(which=st.sampled_from([FIRST, SECOND]), key=st.sampled_from([None, b"a", b"b"]))
     def poll(self, which: Partition, key: bytes | None) -> None:
-        is_open = which in self.ours and which not in self.ledger.crowded() and self.ledger.room
+        is_open = (
+            which in self.ours and which not in self.ledger.full_partitions() and self.ledger.room
+        )
         if is_open and self.polled[which] < self.log[which]:
             assert self.ledger.deliver(which, self.polled[which], key, 1, object())
             self.polled[which] += 1
@@ -319,7 +321,10 @@ class LedgerMachine(RuleBasedStateMachine):
             self.assign(which)
         for _ in range(1 + sum(self.log.values())):
             for which in (FIRST, SECOND):
-                while self.polled[which] < self.log[which] and which not in self.ledger.crowded():
+                while (
+                    self.polled[which] < self.log[which]
+                    and which not in self.ledger.full_partitions()
+                ):
                     if not self.ledger.room:
                         break
                     self.poll(which, None)

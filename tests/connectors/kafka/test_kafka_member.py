@@ -144,7 +144,7 @@ def test_a_member_with_a_little_room_goes_on_polling(made: list[RestlessConsumer
     ledger.assign([WHERE])
     for offset in range(7):
         ledger.deliver(WHERE, offset, None, 1, Message())
-    assert not ledger.is_hungry
+    assert not ledger.can_poll
 
     def make(callbacks: dict[str, Any]) -> RestlessConsumer:
         made.append(RestlessConsumer(callbacks))

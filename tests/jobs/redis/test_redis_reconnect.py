@@ -54,7 +54,7 @@ def refusal(store: RedisJobStore, words: str) -> StoreUnavailableError:
 def test_a_certificate_that_is_wrong_for_a_while(
     own_server: RedisServer, door: Door, store: RedisJobStore
 ) -> None:
-    """It says what is wrong, and the same store is good again when that was mended."""
+    """It says what is wrong, and the same store is good again when that was fixed."""
     store.add([new("a")])
     door.show("elsewhere")
     hang_up(own_server)

@@ -23,11 +23,11 @@ def spoiler(url: str) -> Spoil:
             assert isinstance(body, bytes)
             link.hset(key, job_id, body[: len(body) // 2])
 
-        def mend() -> None:
+        def fix() -> None:
             with redis.Redis.from_url(url) as link:
                 link.hset(key, job_id, body)
 
-        return mend
+        return fix
 
     return spoil
 

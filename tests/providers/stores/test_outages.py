@@ -36,7 +36,7 @@ def edit(store: ProviderStore, sql: str, **values: Any) -> None:
 def test_a_circuit_that_cannot_be_read_counts_as_closed(
     opened: Opener, detail: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A hand edit, or a later version's row, stops no call; the next change mends it."""
+    """A hand edit, or a later version's row, stops no call; the next change fixes it."""
     store = opened()
     assert store.compare_and_set(LANE, 0, Breaker(CircuitState.OPEN, 5, START + 60))
     edit(store, "UPDATE provider_health_states SET breaker_detail = :detail", detail=detail)

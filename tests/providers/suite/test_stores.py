@@ -189,9 +189,9 @@ def test_every_method_has_a_check() -> None:
             raise NotImplementedError
 
         class Bad(MemoryProviderStore):
-            def __init__(self, *given: Any, spoilt: str = name, spoilt_by: Any = broken) -> None:
+            def __init__(self, *given: Any, damaged: str = name, spoilt_by: Any = broken) -> None:
                 super().__init__(*given)
-                setattr(self, spoilt, spoilt_by)
+                setattr(self, damaged, spoilt_by)
 
         try:
             is_noticed = any(

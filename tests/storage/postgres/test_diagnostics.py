@@ -62,7 +62,7 @@ def test_a_server_that_does_not_sync_is_unsafe(name: str) -> None:
 
 
 def test_every_setting_that_is_off_is_named() -> None:
-    """Whoever mends one finds the other; that commits do not wait is told all the same."""
+    """Whoever fixes one finds the other; that commits do not wait is told all the same."""
     [seen, note] = diagnostics.durability(FINE | dict.fromkeys(FINE, "off"), "off")
     assert seen.found.startswith("fsync and full_page_writes are off: ")
     assert seen.remedy == "set fsync = on and full_page_writes = on"

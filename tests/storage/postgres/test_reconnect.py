@@ -63,7 +63,7 @@ def test_what_was_wrong_is_said_again(postgres_server: PostgresServer) -> None:
 def test_a_certificate_that_is_wrong_for_a_while(
     postgres_server: PostgresServer, postgres_url: str, signed: Papers
 ) -> None:
-    """It says what is wrong, and the same object is good again when that was mended."""
+    """It says what is wrong, and the same object is good again when that was fixed."""
     behind = str(postgres_server.folder / ".s.PGSQL.5432")
     with closing(Door(behind, signed, asks_first=True)) as door:
         place = f"postgresql://ergon@127.0.0.1:{door.port}/{name_of(postgres_url)}"

@@ -46,7 +46,7 @@ def check_made(checking: SettingsCheck) -> None:
     for name, connector in checking.settings.connectors.items():
         if connector.type not in CONNECTORS or checking.has_problem("connectors", name):
             continue
-        if connector.type == "boundary" and _leans_on_a_mistake(checking, connector):
+        if connector.type == "boundary" and _needs_a_faulty_part(checking, connector):
             continue  # the files of its zone are looked at when it is made
         with checking.collect("connectors", name):
             try:
@@ -85,10 +85,10 @@ def _is_reported_elsewhere(
 ) -> bool:
     """Whether something is missing for a mistake in another part."""
     is_missing = error.details.get("key") in (["store"], ["zone"])
-    return is_missing and _leans_on_a_mistake(checking, connector)
+    return is_missing and _needs_a_faulty_part(checking, connector)
 
 
-def _leans_on_a_mistake(checking: SettingsCheck, connector: ConnectorSettings) -> bool:
+def _needs_a_faulty_part(checking: SettingsCheck, connector: ConnectorSettings) -> bool:
     """Whether a part is wrong that it takes what it needs from, since it does not say so itself."""
     own, paths = _LEANS.get(connector.type, ("", ()))
     return own not in connector.options and any(checking.has_problem(*path) for path in paths)

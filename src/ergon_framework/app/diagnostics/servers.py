@@ -106,7 +106,7 @@ def naming_another(finding: Finding, url: str) -> Finding:
     address = address_of(url)
     if finding.status is not FindingStatus.BAD or expected is None or address is None:
         return finding
-    spoken = spoken_at(*address)
+    spoken = server_kind_at(*address)
     if spoken in (None, expected):
         return finding
     where = f"{address[0]}:{address[1]}"
@@ -340,7 +340,7 @@ def _attempt(
         part = maker.make()
         if callable(getattr(part, "observe", None)):
             return _observed(part)
-        return _judged(*_visit(part))
+        return _judged(*_try_part(part))
     except ConnectorError as error:
         if is_exclusive and error.code.endswith("locked"):
             return FindingStatus.NOTE, error.message, "nothing, if a run of yours has it"
@@ -371,7 +371,7 @@ def _judged(is_tried: bool, health: Any) -> tuple[FindingStatus, str, str]:
     return FindingStatus.OK, "can be used", ""
 
 
-def _visit(part: Any) -> tuple[bool, Any]:
+def _try_part(part: Any) -> tuple[bool, Any]:
     """Open a part, ask for its health and close it; returns whether it can be tried, and the
     health.
     """
@@ -471,7 +471,7 @@ _QUESTIONS: tuple[tuple[bytes, Callable[[bytes], str | None]], ...] = (
 )
 
 
-def spoken_at(host: str, port: int, *, timeout: float = ANSWER_TIMEOUT) -> str | None:
+def server_kind_at(host: str, port: int, *, timeout: float = ANSWER_TIMEOUT) -> str | None:
     """The kind of server that answers at an address; None if none does, or none that is known."""
     for question, kind_of in _QUESTIONS:
         try:

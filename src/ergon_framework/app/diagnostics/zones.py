@@ -42,7 +42,7 @@ from ergon_framework.boundary.store_urls import (
     object_place,
     open_facts,
 )
-from ergon_framework.boundary.zone import little_room
+from ergon_framework.boundary.zone import low_disk_space
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.ports.transfer import move_state_of, refuse_unusable
 from ergon_framework.storage.objectstore.urls import check_object_place, is_folder
@@ -245,7 +245,7 @@ def _found(check: str, zone: ZoneSetup, connects: bool) -> Finding:
     for folder in folders_of(settings):
         here = _refuse_unusable(folder)
         if connects:  # checked settings may be for another machine
-            _refuse_crowded(here, settings.limits.free_bytes)
+            _refuse_full_disk(here, settings.limits.free_bytes)
     file = fact_file(settings)
     if file is not None and not file.exists():
         return Finding(check, FindingStatus.OK, "will be made when its node first starts")
@@ -296,9 +296,9 @@ def _refuse_unusable(folder: Path) -> Path:
     return here
 
 
-def _refuse_crowded(folder: Path, free_bytes: int) -> None:
+def _refuse_full_disk(folder: Path, free_bytes: int) -> None:
     """A disk with so little room that a node there would say that it is not ready."""
-    left = little_room(folder, free_bytes)
+    left = low_disk_space(folder, free_bytes)
     if left is not None:
         raise ConfigurationError(
             f"{left}, and limits.free_bytes is {free_bytes >> 20} MiB: a node would not be ready",

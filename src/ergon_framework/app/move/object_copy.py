@@ -46,7 +46,7 @@ def move(stores: ObjectStorePair, tell: Tell) -> Moved:
     """
     moved = Moved(PART, PART)
     for count, name in enumerate(all_records(stores.names, ObjectNameRecord), 1):
-        if _flaw(stores, name) is not None:
+        if _problem(stores, name) is not None:
             _bring(stores, name)
             moved.copied += 1
         tell(TransferProgress(PART, "copying objects", count))
@@ -69,7 +69,7 @@ def settle(stores: ObjectStorePair, moved: Moved, tell: Tell) -> None:
     moved.sum = KindDigest(count, total.hexdigest())
 
 
-def _flaw(stores: ObjectStorePair, name: ObjectNameRecord) -> str | None:
+def _problem(stores: ObjectStorePair, name: ObjectNameRecord) -> str | None:
     return stores.target.verify(name.object.digest, name.object.size)
 
 
@@ -78,9 +78,9 @@ def _bring(stores: ObjectStorePair, name: ObjectNameRecord) -> None:
     failpoint("move.object.before")
     _copy(stores, name)
     failpoint("move.object.after")
-    flaw = _flaw(stores, name)
-    if flaw is not None:
-        raise lost(name, f"are not what was written where they were copied to: {flaw}")
+    problem = _problem(stores, name)
+    if problem is not None:
+        raise lost(name, f"are not what was written where they were copied to: {problem}")
 
 
 def _copy(stores: ObjectStorePair, name: ObjectNameRecord) -> None:
@@ -98,10 +98,10 @@ def _copy(stores: ObjectStorePair, name: ObjectNameRecord) -> None:
             upload.finish(digest)
         except FactInvalidError as error:
             upload.abort()  # what was taken in is of no use: nobody goes on with it
-            flaw = stores.source.verify(digest, name.object.size)
-            if flaw is None:
+            problem = stores.source.verify(digest, name.object.size)
+            if problem is None:
                 raise
-            raise lost(name, f"are damaged in {stores.origin}: {flaw}") from error
+            raise lost(name, f"are damaged in {stores.origin}: {problem}") from error
         except BaseException:
             upload.pause()
             raise

@@ -29,10 +29,10 @@ from ergon_framework.boundary.client.effects import (
     Now,
     Read,
     Shut,
-    endured,
+    wait_to_retry,
 )
 from ergon_framework.boundary.client.transport import BlobSource
-from ergon_framework.boundary.facts.schema import spelled
+from ergon_framework.boundary.facts.schema import digest_text
 from ergon_framework.boundary.facts.validation import references
 from ergon_framework.core.retry import RetriedCall, RetryRule
 from ergon_framework.errors import (
@@ -287,7 +287,7 @@ class Receiving:
                 # only standing still uses them up.
                 if self.received > before:  # progress was made: count attempts anew
                     call = RetriedCall(rule, (yield Now()))
-                yield from endured(error, call, dice)
+                yield from wait_to_retry(error, call, dice)
         digest = self.hashed.digest()
         if (self.received, digest) != (self.reference.size, self.reference.digest):
             raise _damaged(self.reference, self.received, digest)
@@ -373,9 +373,9 @@ def _damaged(reference: Reference, received: int, digest: bytes) -> DataLossErro
         details={
             "bucket": reference.bucket,
             "key": reference.key,
-            "digest": spelled(reference.digest),
+            "digest": digest_text(reference.digest),
             "size": reference.size,
-            "found_digest": spelled(digest),
+            "found_digest": digest_text(digest),
             "found_size": received,
         },
     )

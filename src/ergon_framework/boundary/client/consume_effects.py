@@ -25,8 +25,8 @@ from ergon_framework.boundary.client.effects import (
     Send,
     UnrunHandlerError,
     called,
+    record_of_answer,
     repeated,
-    understood,
 )
 from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY
 from ergon_framework.boundary.model import Batch, Delivery, Loss
@@ -126,13 +126,13 @@ class ConsumerSession:
         self.standing.lost = None
         self.standing.renewed_at = yield Now()
         self.page = answer
-        return understood(answer, Batch)
+        return record_of_answer(answer, Batch)
 
     def anew(self, delivery: Delivery) -> Delivery:
         """A fact of the last page once more as it came: its handler may have changed its content
         before it failed.
         """
-        facts = understood(self.page, Batch).facts
+        facts = record_of_answer(self.page, Batch).facts
         return next((each for each in facts if each.offset == delivery.offset), delivery)
 
     def create(self) -> ClientEffects[None]:
@@ -151,7 +151,7 @@ class ConsumerSession:
         self.standing.check()
         answer = yield from self._call(BOUNDARY + "ConfirmReceipt", self._body({"offset": offset}))
         self.standing.renewed_at = yield Now()
-        return understood(answer, _Cursor).cursor
+        return record_of_answer(answer, _Cursor).cursor
 
     def renew_lease(self) -> ClientEffects[None]:
         """Make sure that the name is still ours."""

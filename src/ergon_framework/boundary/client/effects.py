@@ -190,16 +190,16 @@ def repeated(effect: Send | Put | Get, call: RetriedCall, dice: Dice) -> ClientE
             # The first attempt begins when the call does; asking the clock again would cost every
             # call an effect.
             now = (yield Now()) if call.attempts else call.began_at
-            hurried = _hurried(effect, call.began_at + call.rule.budget - now)
+            hurried = _within_budget(effect, call.began_at + call.rule.budget - now)
         try:
             return (yield hurried)
         except BoundaryError as error:
             if not isinstance(effect, Send) and error.code != "deadline_exceeded":
                 call.began_at = yield Now()  # bytes flowed until now: only silence uses time up
-            yield from endured(error, call, dice)
+            yield from wait_to_retry(error, call, dice)
 
 
-def endured(error: BoundaryError, call: RetriedCall, dice: Dice) -> ClientEffects[None]:
+def wait_to_retry(error: BoundaryError, call: RetriedCall, dice: Dice) -> ClientEffects[None]:
     """Wait until it is time for another attempt; raise the error when there shall be none."""
     # Dice are rolled only where they matter, so that a script with a fixed schedule is the same
     # each time it is replayed.
@@ -221,7 +221,7 @@ def called(
     return answer
 
 
-def understood(answer: bytes, kind: type[T]) -> T:
+def record_of_answer(answer: bytes, kind: type[T]) -> T:
     """The answer as a record."""
     try:
         decoder = _DECODERS.get(kind)
@@ -237,7 +237,7 @@ def understood(answer: bytes, kind: type[T]) -> T:
         ) from None
 
 
-def _hurried(send: Send, left: float) -> Send:
+def _within_budget(send: Send, left: float) -> Send:
     """A call does not outlast the budget of all its attempts."""
     # A timeout of zero would mean "do not wait" to a socket, and of less an error.
     left = max(0.001, left)

@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 from ergon_framework.boundary.arguments import FUNCTION, NAME, TEXT
 from ergon_framework.boundary.client.effects import refuse_unrun
 from ergon_framework.boundary.facts.canonical import canonical
-from ergon_framework.boundary.facts.schema import identity_digest, spelled
+from ergon_framework.boundary.facts.schema import digest_text, identity_digest
 from ergon_framework.boundary.model import Delivery
 from ergon_framework.errors import ConfigurationError, ConflictingDuplicateError
 from ergon_framework.storage.failpoints import declare, failpoint
@@ -80,18 +80,18 @@ class Inbox:
         self.consumer = consumer
         self._table = table
         self._clock = clock
-        self._insert = spell_parameters(
+        self._insert = with_placeholders_of(
             # The name was checked.
             f"INSERT INTO {table} (consumer, from_zone, message_id, digest, accepted_at)"  # noqa: S608
             " VALUES (?, ?, ?, ?, ?) ON CONFLICT (consumer, from_zone, message_id) DO NOTHING",
             paramstyle,
         )
-        self._select = spell_parameters(
+        self._select = with_placeholders_of(
             f"SELECT 1 FROM {table}"  # noqa: S608 - as above
             " WHERE consumer = ? AND from_zone = ? AND message_id = ? AND digest = ?",
             paramstyle,
         )
-        self._delete = spell_parameters(
+        self._delete = with_placeholders_of(
             f"DELETE FROM {table} WHERE consumer = ? AND accepted_at < ?",  # noqa: S608 - as above
             paramstyle,
         )
@@ -183,7 +183,7 @@ class Inbox:
             return int(cursor.rowcount)
 
 
-def spell_parameters(statement: str, paramstyle: str) -> str:
+def with_placeholders_of(statement: str, paramstyle: str) -> str:
     """The statement with the driver's own placeholders."""
     if paramstyle == "qmark":
         return statement
@@ -239,4 +239,4 @@ def _digest(delivery: Delivery) -> str:
     if delivery.digest:
         return delivery.digest
     form = canonical(delivery.fact.object_json)
-    return spelled(identity_digest(delivery.envelope, delivery.fact, form))
+    return digest_text(identity_digest(delivery.envelope, delivery.fact, form))

@@ -128,7 +128,7 @@ class ProducerBase:
 
     def __init__(self, options: ProducerOptions) -> None:
         check_options(type(self).__name__, options, PRODUCER)
-        self.habits = _habits(options)
+        self.config = _producer_config(options)
         self.connecting: dict[str, Any] = {
             name: options[name]
             for name in ("expected_zone", "timeout", "connections")
@@ -140,7 +140,7 @@ class ProducerBase:
 
     def adopt(self, other: ProducerBase) -> None:
         """Copy the other producer's settings, except that each call is one attempt."""
-        self.habits = replace(other.habits, rule=replace(other.habits.rule, attempts=1))
+        self.config = replace(other.config, rule=replace(other.config.rule, attempts=1))
         self._from_zone, self._to_zone = other._from_zone, other._to_zone
         self._clock = other._clock
 
@@ -178,7 +178,7 @@ def bounded(retry: RetryRule | None, timeout: float | None) -> RetryRule:
     return replace(rule, budget=TIMEOUT if timeout is None else timeout)
 
 
-def _habits(options: ProducerOptions) -> ProducerConfig:
+def _producer_config(options: ProducerOptions) -> ProducerConfig:
     rule = bounded(options.get("retry"), options.get("timeout"))
     if options.get("jitter") == "full":
         rule = replace(rule, backoff=replace(rule.backoff, low=0.0, high=1.0))

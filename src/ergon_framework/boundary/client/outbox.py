@@ -65,7 +65,7 @@ from ergon_framework.boundary.client.publish_effects import (
     fact_of,
     placed,
 )
-from ergon_framework.boundary.facts.schema import spelled
+from ergon_framework.boundary.facts.schema import digest_text
 from ergon_framework.boundary.facts.validation import validate_fact
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
 from ergon_framework.boundary.settings import LimitSettings
@@ -130,11 +130,11 @@ def _kept(
             path = str(Path(artifact.path).absolute())
         else:
             raise ConfigurationError("only a file can stay where it is", remedy="use copy=True")
-    named = placed(artifact, subject, spelled(digest))
+    named = placed(artifact, subject, digest_text(digest))
     return OutboxFile(
         bucket=named.bucket or "",
         key=named.key or "",
-        digest=spelled(digest),
+        digest=digest_text(digest),
         size=size,
         path=path,
         is_copy=is_copied,
@@ -318,7 +318,7 @@ class Outbox:
         return outbox_drain.drain(
             self._spool,
             self.script(until_empty=until_empty),
-            _impatient(self._sender()),
+            _single_attempt_producer(self._sender()),
             stop=stop or threading.Event(),
             poll=self.rule.poll,
             waits=when_held == "wait",
@@ -337,7 +337,7 @@ class Outbox:
         return await outbox_drain.drain_async(
             self._spool,
             self.script(until_empty=until_empty),
-            _impatient(producer),
+            _single_attempt_producer(producer),
             stop=stop or asyncio.Event(),
             poll=self.rule.poll,
             waits=when_held == "wait",
@@ -354,7 +354,7 @@ class Outbox:
                 is_stopped=is_stopped,
                 dice=self._dice,
                 until_empty=until_empty,
-                witness=_Reporter(self),
+                observer=_Reporter(self),
             ).script()
 
         return make
@@ -510,7 +510,7 @@ class _Reporter(DrainObserver):
         logger.error("fact %d of the outbox was refused: %s", spooled.seq, describe(error))
 
 
-def _impatient(producer: Any) -> Any:
+def _single_attempt_producer(producer: Any) -> Any:
     """The producer for single attempts, so that its attempts and ours do not multiply."""
     once: Callable[[], Any] | None = getattr(producer, "once", None)
     return producer if once is None else once()

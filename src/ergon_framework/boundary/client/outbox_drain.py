@@ -28,7 +28,7 @@ from msgspec import structs
 from ergon_framework.boundary.client.effects import Stop
 from ergon_framework.boundary.client.outbox_store import OutboxFile, OutboxItem, OutboxStore
 from ergon_framework.boundary.facts.canonical import canonical
-from ergon_framework.boundary.facts.schema import identity_digest, spelled
+from ergon_framework.boundary.facts.schema import digest_text, identity_digest
 from ergon_framework.boundary.model import Envelope, Fact, Receipt
 from ergon_framework.core.drain import DRAIN_BACKOFF, DrainMachine
 from ergon_framework.core.failure import Failure, Kind
@@ -53,7 +53,7 @@ class SendBatch:
 
     items: Sequence[OutboxItem]
     pairs: Sequence[tuple[Envelope, Fact]] = field(repr=False)
-    flaw: BoundaryError | None = None
+    problem: BoundaryError | None = None
     """Why its only fact cannot be sent: what is in the spool is not what was put in."""
 
     @property
@@ -64,7 +64,7 @@ class SendBatch:
 
     def is_what_was_found(self, found: Receipt) -> bool:
         """Whether the node has this very content under the first fact's id."""
-        return found.digest == spelled(self.items[0].digest)
+        return found.digest == digest_text(self.items[0].digest)
 
 
 def packed(line: Sequence[OutboxItem], most: int) -> SendBatch:
@@ -78,10 +78,10 @@ def packed(line: Sequence[OutboxItem], most: int) -> SendBatch:
             break
         try:
             pair = _unpacked(item)
-        except DataLossError as flaw:
+        except DataLossError as problem:
             # What stands before a damaged fact is sent; the damaged one is reported when it has
             # come to the front.
-            return SendBatch(items, pairs) if items else SendBatch([item], [], flaw)
+            return SendBatch(items, pairs) if items else SendBatch([item], [], problem)
         items.append(item)
         pairs.append(pair)
         if item.files:
@@ -136,7 +136,7 @@ _ABOUT_THE_FACT = frozenset(
     | {"permission_denied"}
 )
 _ABOUT_THE_CALLER = frozenset({"unknown_identity"})
-"""Reasons that no fact can help: an operator will mend the policy."""
+"""Reasons that no fact can help: an operator will fix the policy."""
 _NO_SUCH_CALL = frozenset({"unimplemented", "not_found"})
 
 OnRefusal: TypeAlias = Literal["set_aside", "stop"]
@@ -231,7 +231,7 @@ class Drain:
         is_stopped: Callable[[], bool],
         dice: Callable[[], float],
         until_empty: bool = False,
-        witness: DrainObserver | None = None,
+        observer: DrainObserver | None = None,
     ) -> None:
         self.report = DrainReport()
         self._spool = spool
@@ -239,7 +239,7 @@ class Drain:
         self._is_stopped = is_stopped
         self._dice = dice
         self._until_empty = until_empty
-        self._witness = witness or DrainObserver()
+        self._observer = observer or DrainObserver()
         self._is_strict = rule.on_refusal == "stop"
         self._machine = DrainMachine(
             rule.backoff, stops_at_refusal=self._is_strict, looks_up=rule.recover == "lookup"
@@ -289,8 +289,8 @@ class Drain:
 
     def _answers(self, load: SendBatch) -> DrainSteps[Sequence[Receipt | BoundaryError]]:
         """What the node says to each of them; raises what it says to the whole."""
-        if load.flaw is not None:
-            return [load.flaw]
+        if load.problem is not None:
+            return [load.problem]
         # After a crash it is not known whether the last facts arrived. With ``lookup`` the node is
         # asked, instead of being sent them again.
         if self._machine.is_recovering:
@@ -354,12 +354,12 @@ class Drain:
             # One commit for what was sent and what was refused: a crash between the two would send
             # refused facts again.
             yield SpoolWork(lambda: self._spool.settle([item for item, _ in sent], refused))
-            self._witness.answered()
+            self._observer.answered()
         self.report.sent += len(sent)
         self.report.duplicates += sum(said.duplicate for _, said in sent)
         self.report.refused += len(refused)
         for item, said in refused:
-            self._witness.refused(item, said)
+            self._observer.refused(item, said)
         # After the settlement: what the node has taken is forgotten before this waits.
         if step.put_off is not None:
             yield self._wait(errors[step.put_off][1])
@@ -367,7 +367,7 @@ class Drain:
 
     def _wait(self, error: BoundaryError) -> Rest:
         self.report.failures += 1
-        self._witness.failed(error)
+        self._observer.failed(error)
         wait = self._machine.wait(_failure(error), self._dice())
         return Rest(wait.delay, wait.least)
 
@@ -410,7 +410,7 @@ def drain(
         lock = spool.lock()
         # The process that drains may end or be killed at any time; its lock is a file lock and goes
         # with it.
-        while not lock.try_gain():
+        while not lock.try_acquire():
             if not waits:
                 raise lock.refusal()
             if stop.is_set():
@@ -474,7 +474,7 @@ async def drain_async(
     """Run a drain in this task; work on the spool is done in threads."""
     with _listening(spool) as subscription, _hearing(subscription) as notified:
         lock = spool.lock()
-        while not lock.try_gain():
+        while not lock.try_acquire():
             if not waits:
                 raise lock.refusal()
             if stop.is_set():

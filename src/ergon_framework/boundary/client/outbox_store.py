@@ -163,7 +163,7 @@ class OutboxFiles:
 
     def measure(self, source: Iterable[bytes]) -> tuple[bytes, int]:
         """The digest and the size of a file that stays where it is."""
-        return _pour(source, None)
+        return _hash_and_copy(source, None)
 
     def place(self, file: OutboxFile) -> Path:
         """Where the bytes of a file lie."""
@@ -216,7 +216,7 @@ class OutboxFiles:
             made = folder.open_file(hidden.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             with open(made, "wb") as copy:
-                digest, size = _pour(source, copy)
+                digest, size = _hash_and_copy(source, copy)
                 copy.flush()
                 sync_file(copy.fileno())
             # Renamed when it is whole: a name with a digest promises its bytes.
@@ -230,7 +230,7 @@ class OutboxFiles:
         return kept.name, digest, size
 
 
-def _pour(source: Iterable[bytes], copy: BinaryIO | None) -> tuple[bytes, int]:
+def _hash_and_copy(source: Iterable[bytes], copy: BinaryIO | None) -> tuple[bytes, int]:
     sha, size = hashlib.sha256(), 0
     for chunk in source:
         sha.update(chunk)
@@ -271,7 +271,7 @@ class DrainLock:
         self._path = path
         self._descriptor = -1
 
-    def try_gain(self) -> bool:
+    def try_acquire(self) -> bool:
         """Take the lock if it is free. Never waits."""
         try:
             descriptor = open_file(self._path, os.O_RDWR | os.O_CREAT)

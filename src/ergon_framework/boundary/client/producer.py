@@ -66,9 +66,9 @@ class Producer(ProducerBase):
     def append_fact(self, envelope: EnvelopeLike, fact: FactLike) -> Receipt:
         """Append one fact; when this returns, the node has it on disk at ``offset``."""
         with traced_publishing(envelope) as on_its_way:
-            strict_ids = self.habits.strict_ids
+            strict_ids = self.config.strict_ids
             message = message_json(on_its_way.envelope, fact, strict_ids=strict_ids)
-            return on_its_way.told(self._run(appending(message, self.habits)))
+            return on_its_way.told(self._run(appending(message, self.config)))
 
     def append_facts(
         self, items: Iterable[tuple[EnvelopeLike, FactLike]]
@@ -78,7 +78,7 @@ class Producer(ProducerBase):
         Raises when the node cannot be reached; repeating all of it is harmless.
         """
         with traced_publishing_many() as span:
-            results = self._run(appending_many(items, self.habits))
+            results = self._run(appending_many(items, self.config))
             span.set_attribute("ergon.facts", len(results))
         return results
 
@@ -86,11 +86,11 @@ class Producer(ProducerBase):
         self, bucket: str, key: str, blob: FileContent, digest: str | None = None
     ) -> ObjectReceipt:
         """Store bytes, or a file, under a name; when this returns, the node has them on disk."""
-        return self._run(putting_blob(bucket, key, blob, digest, self.habits))
+        return self._run(putting_blob(bucket, key, blob, digest, self.config))
 
     def lookup_fact(self, from_zone: str, message_id: str) -> Receipt | None:
         """Where a fact lies that was appended at any time; None when it never was."""
-        return self._run(looking_up(from_zone, message_id, self.habits))
+        return self._run(looking_up(from_zone, message_id, self.config))
 
     def publish(
         self,
@@ -107,8 +107,8 @@ class Producer(ProducerBase):
         are added as ``attachments``. A file that cannot be put means that no fact is appended.
         """
         with traced_publishing(self.envelope_of(envelope, fields)) as on_its_way:
-            wrapping, habits = on_its_way.envelope, self.habits
-            script = publishing(fact_of(fact), wrapping, files, habits, progress)
+            wrapping, config = on_its_way.envelope, self.config
+            script = publishing(fact_of(fact), wrapping, files, config, progress)
             return on_its_way.told(self._run(script))
 
     def once(self) -> Producer:
@@ -152,9 +152,9 @@ class AsyncProducer(ProducerBase):
     async def append_fact(self, envelope: EnvelopeLike, fact: FactLike) -> Receipt:
         """Append one fact; when this returns, the node has it on disk at ``offset``."""
         with traced_publishing(envelope) as on_its_way:
-            strict_ids = self.habits.strict_ids
+            strict_ids = self.config.strict_ids
             message = message_json(on_its_way.envelope, fact, strict_ids=strict_ids)
-            return on_its_way.told(await self._run(appending(message, self.habits)))
+            return on_its_way.told(await self._run(appending(message, self.config)))
 
     async def append_facts(
         self, items: Iterable[tuple[EnvelopeLike, FactLike]]
@@ -164,7 +164,7 @@ class AsyncProducer(ProducerBase):
         Raises when the node cannot be reached; repeating all of it is harmless.
         """
         with traced_publishing_many() as span:
-            results = await self._run(appending_many(items, self.habits))
+            results = await self._run(appending_many(items, self.config))
             span.set_attribute("ergon.facts", len(results))
         return results
 
@@ -172,11 +172,11 @@ class AsyncProducer(ProducerBase):
         self, bucket: str, key: str, blob: FileContent, digest: str | None = None
     ) -> ObjectReceipt:
         """Store bytes, or a file, under a name; when this returns, the node has them on disk."""
-        return await self._run(putting_blob(bucket, key, blob, digest, self.habits))
+        return await self._run(putting_blob(bucket, key, blob, digest, self.config))
 
     async def lookup_fact(self, from_zone: str, message_id: str) -> Receipt | None:
         """Where a fact lies that was appended at any time; None when it never was."""
-        return await self._run(looking_up(from_zone, message_id, self.habits))
+        return await self._run(looking_up(from_zone, message_id, self.config))
 
     async def publish(
         self,
@@ -193,8 +193,8 @@ class AsyncProducer(ProducerBase):
         are added as ``attachments``. A file that cannot be put means that no fact is appended.
         """
         with traced_publishing(self.envelope_of(envelope, fields)) as on_its_way:
-            wrapping, habits = on_its_way.envelope, self.habits
-            script = publishing(fact_of(fact), wrapping, files, habits, progress)
+            wrapping, config = on_its_way.envelope, self.config
+            script = publishing(fact_of(fact), wrapping, files, config, progress)
             return on_its_way.told(await self._run(script))
 
     def once(self) -> AsyncProducer:

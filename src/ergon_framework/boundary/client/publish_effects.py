@@ -26,8 +26,8 @@ from ergon_framework.boundary.client.effects import (
     Now,
     Put,
     called,
+    record_of_answer,
     repeated,
-    understood,
 )
 from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY, BlobSource, ReportBytes
 from ergon_framework.boundary.facts.validation import validate_fact
@@ -83,14 +83,14 @@ def message_json(
     return b'{"envelope":%b,"fact":%b}' % (valid.new_fact.envelope, valid.new_fact.fact)
 
 
-def appending(message: bytes, habits: ProducerConfig) -> ClientEffects[Receipt]:
+def appending(message: bytes, config: ProducerConfig) -> ClientEffects[Receipt]:
     """Append one fact, which was serialised once and for all."""
-    answer = yield from called(BOUNDARY + "AppendFact", message, habits.rule, habits.dice)
-    return understood(answer, Receipt)
+    answer = yield from called(BOUNDARY + "AppendFact", message, config.rule, config.dice)
+    return record_of_answer(answer, Receipt)
 
 
 def looking_up(
-    from_zone: str, message_id: str, habits: ProducerConfig
+    from_zone: str, message_id: str, config: ProducerConfig
 ) -> ClientEffects[Receipt | None]:
     """What the node's ledger knows about an id; None when it never saw it."""
     try:
@@ -98,10 +98,10 @@ def looking_up(
     except UnicodeEncodeError:
         return None  # no fact was ever appended with half a character in it
     try:
-        answer = yield from called(ADMIN + "LookupFact", asked, habits.rule, habits.dice)
+        answer = yield from called(ADMIN + "LookupFact", asked, config.rule, config.dice)
     except BoundaryNotFoundError:
         return None
-    found = understood(answer, Receipt)
+    found = record_of_answer(answer, Receipt)
     return msgspec.structs.replace(found, duplicate=True)
 
 
@@ -109,7 +109,7 @@ def looking_up(
 
 
 def appending_many(
-    items: Iterable[tuple[EnvelopeLike, FactLike]], habits: ProducerConfig
+    items: Iterable[tuple[EnvelopeLike, FactLike]], config: ProducerConfig
 ) -> ClientEffects[list[Receipt | BoundaryError]]:
     """Append in order; what is invalid is not sent and keeps its place in the results."""
     results: list[Receipt | BoundaryError | None] = []
@@ -117,13 +117,13 @@ def appending_many(
     for place, (envelope, fact) in enumerate(items):
         results.append(None)
         try:
-            message = message_json(labelled(envelope), fact, strict_ids=habits.strict_ids)
+            message = message_json(labelled(envelope), fact, strict_ids=config.strict_ids)
             messages.append((place, message))
         except FactInvalidError as error:
             results[place] = error
     for batch in _batches(messages):
         body = b'{"items":[' + b",".join([message for _, message in batch]) + b"]}"
-        answer = yield from called(ADMIN + "AppendFacts", body, habits.rule, habits.dice)
+        answer = yield from called(ADMIN + "AppendFacts", body, config.rule, config.dice)
         for (place, _), outcome in zip(batch, _outcomes(answer, len(batch)), strict=True):
             results[place] = outcome
     return [result for result in results if result is not None]
@@ -147,7 +147,7 @@ class _Results(msgspec.Struct):
 
 
 def _outcomes(answer: bytes, count: int) -> list[Receipt | BoundaryError]:
-    results = understood(answer, _Results).results
+    results = record_of_answer(answer, _Results).results
     if len(results) != count:
         raise BoundaryError(
             f"{count} facts were sent and {len(results)} results came back", reason="bad_answer"
@@ -158,7 +158,7 @@ def _outcomes(answer: bytes, count: int) -> list[Receipt | BoundaryError]:
 def _outcome(result: dict[str, Any]) -> Receipt | BoundaryError:
     if "error" in result:
         return error_of_document(result["error"])
-    return understood(msgspec.json.encode(result), Receipt)
+    return record_of_answer(msgspec.json.encode(result), Receipt)
 
 
 # ---- artifacts ----
@@ -170,13 +170,13 @@ def putting(
     source: BlobSource,
     digest: str,
     report: ReportBytes,
-    habits: ProducerConfig,
+    config: ProducerConfig,
 ) -> ClientEffects[ObjectReceipt]:
     """Upload a blob, and check that the node stored the same bytes."""
-    call = RetriedCall(habits.rule, (yield Now()))
+    call = RetriedCall(config.rule, (yield Now()))
     effect = Put(bucket, key, source, digest, report)
-    answer: bytes = yield from repeated(effect, call, habits.dice)
-    receipt = understood(answer, ObjectReceipt)
+    answer: bytes = yield from repeated(effect, call, config.dice)
+    receipt = record_of_answer(answer, ObjectReceipt)
     if (receipt.digest, receipt.size) != (digest, source.size):
         raise DataLossError(
             f"the node acknowledged {bucket}/{key} with another digest or size",
@@ -188,15 +188,15 @@ def putting(
 
 
 def putting_blob(
-    bucket: str, key: str, blob: FileContent, digest: str | None, habits: ProducerConfig
+    bucket: str, key: str, blob: FileContent, digest: str | None, config: ProducerConfig
 ) -> ClientEffects[ObjectReceipt]:
     """Upload bytes or a file. The digest is computed here unless the caller knows it."""
     source: BlobSource = yield Do(lambda: source_of(blob))
     try:
         if digest is None:
             digest = yield Do(lambda: digest_of(source))
-        spelled = digest if digest.startswith("sha256:") else f"sha256:{digest}"
-        return (yield from putting(bucket, key, source, spelled, None, habits))
+        digest_text = digest if digest.startswith("sha256:") else f"sha256:{digest}"
+        return (yield from putting(bucket, key, source, digest_text, None, config))
     finally:
         source.close()
 
@@ -299,7 +299,7 @@ def publishing(
     fact: Fact,
     envelope: Envelope | Mapping[str, Any],
     files: Sequence[Artifact | FileContent],
-    habits: ProducerConfig,
+    config: ProducerConfig,
     progress: ShowProgress,
 ) -> ClientEffects[Receipt]:
     """Upload every file, one after the other; then append the fact that refers to them."""
@@ -311,7 +311,7 @@ def publishing(
     artifacts = [each if isinstance(each, Artifact) else Artifact(each) for each in files]
     check_object(fact, artifacts)
     # Whatever can be refused is refused before the first byte goes.
-    message_json(envelope, fact, strict_ids=habits.strict_ids)
+    message_json(envelope, fact, strict_ids=config.strict_ids)
     publication = Publication(fact, artifacts)
     with ExitStack() as stack:
         sources: list[BlobSource] = []
@@ -327,7 +327,7 @@ def publishing(
             publication.acknowledged(
                 (
                     yield from putting(
-                        named.bucket or "", named.key or "", source, digest, report, habits
+                        named.bucket or "", named.key or "", source, digest, report, config
                     )
                 )
             )
@@ -335,11 +335,11 @@ def publishing(
         # Quiet: its warnings were given above, before the first file was sent.
         envelope,
         publication.ready(),
-        strict_ids=habits.strict_ids,
+        strict_ids=config.strict_ids,
         is_quiet=True,
     )
     failpoint("boundary.publishing.before")
-    receipt = yield from appending(message, habits)
+    receipt = yield from appending(message, config)
     failpoint("boundary.publishing.after")
     return receipt
 

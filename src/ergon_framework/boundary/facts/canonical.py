@@ -32,7 +32,7 @@ _EXPONENT = 1e21
 """Numbers of this size and above are written with an exponent in the canonical form."""
 
 
-class _OddError(Exception):
+class _UnsupportedNumberError(Exception):
     """A number whose canonical spelling the C encoder does not know."""
 
 
@@ -42,7 +42,7 @@ def _number(literal: str) -> float:
     size = abs(value)
     if 1e-5 <= size <= MAX_INTEGER or not size:
         return int(value) if value.is_integer() else value
-    raise _OddError
+    raise _UnsupportedNumberError
 
 
 _decode = msgspec.json.Decoder(float_hook=_number).decode
@@ -91,9 +91,9 @@ def canonical(value: Any, field: str = OBJECT) -> bytes:
             again = _decode(form)
             if again == value and _is_plain(form, marks, again):
                 return _encode_sorted(again)
-    except (_OddError, RecursionError, TypeError, ValueError):
+    except (_UnsupportedNumberError, RecursionError, TypeError, ValueError):
         pass  # the slow way does it, or says what is wrong
-    problems = list(flaws(value, field))
+    problems = list(json_problems(value, field))
     if problems:
         raise refusal(*problems)
     return rfc8785.dumps(value)
@@ -113,7 +113,7 @@ def read(raw: bytes, field: str = OBJECT) -> tuple[Any, bytes]:
             form, form.translate(_MARKS), value
         ):
             return value, form
-    except (_OddError, msgspec.DecodeError, RecursionError, UnicodeError):
+    except (_UnsupportedNumberError, msgspec.DecodeError, RecursionError, UnicodeError):
         pass
     value = load(raw, field)
     return value, canonical(value, field)
@@ -132,7 +132,7 @@ def load(raw: bytes, field: str) -> Any:
             return found
         counted = Counter(name for name, _ in pairs)
         doubled.extend(name for name, times in counted.items() if times > 1)
-        return _Doubled(found, doubled[-1])
+        return _DuplicateName(found, doubled[-1])
 
     try:
         value = json.loads(
@@ -141,7 +141,7 @@ def load(raw: bytes, field: str) -> Any:
     except (ValueError, RecursionError) as error:
         raise refusal(_unreadable(field, error)) from None
     if doubled:  # in a whole request the object lies a little deeper
-        raise refusal(*flaws(value, field, MAX_DEPTH + 4))
+        raise refusal(*json_problems(value, field, MAX_DEPTH + 4))
     return value
 
 
@@ -156,7 +156,7 @@ def _unreadable(field: str, error: Exception) -> FactProblem:
     return FactProblem(field, "range", "holds a number of thousands of digits", _REMEDY)
 
 
-def flaws(value: Any, path: str, deepest: int = MAX_DEPTH) -> Iterator[FactProblem]:
+def json_problems(value: Any, path: str, deepest: int = MAX_DEPTH) -> Iterator[FactProblem]:
     """What JSON cannot say so that everybody understands the same, with the place of each."""
     if value is None or isinstance(value, bool):
         return
@@ -166,7 +166,7 @@ def flaws(value: Any, path: str, deepest: int = MAX_DEPTH) -> Iterator[FactProbl
                 path, "encoding", "holds a lone surrogate", "decode the text properly"
             )
     elif isinstance(value, int | float):
-        if not _is_sayable(value):
+        if not _is_exact_number(value):
             text = "is beyond the numbers that every JSON reader keeps exact"
             remedy = "stay within ±(2^53 - 1), or write it as text"
             yield FactProblem(path, "range", text, remedy)
@@ -177,14 +177,14 @@ def flaws(value: Any, path: str, deepest: int = MAX_DEPTH) -> Iterator[FactProbl
     elif not deepest:
         yield _too_deep(path)
     elif isinstance(value, dict):
-        yield from _flaws_of_members(value, path, deepest - 1)
+        yield from _problems_of_members(value, path, deepest - 1)
     else:
         for n, item in enumerate(value):
-            yield from flaws(item, place(path, n), deepest - 1)
+            yield from json_problems(item, place(path, n), deepest - 1)
 
 
-def _flaws_of_members(members: dict[Any, Any], path: str, deepest: int) -> Iterator[FactProblem]:
-    if isinstance(members, _Doubled):
+def _problems_of_members(members: dict[Any, Any], path: str, deepest: int) -> Iterator[FactProblem]:
+    if isinstance(members, _DuplicateName):
         at = place(path, members.name)
         yield FactProblem(at, "duplicate_key", "is given twice", "give each name once")
     for name, item in members.items():
@@ -195,7 +195,7 @@ def _flaws_of_members(members: dict[Any, Any], path: str, deepest: int) -> Itera
             text = "has a key with a lone surrogate"
             yield FactProblem(path, "encoding", text, "decode the text properly")
         else:
-            yield from flaws(item, place(path, name), deepest)
+            yield from json_problems(item, place(path, name), deepest)
 
 
 def _too_deep(path: str) -> FactProblem:
@@ -203,7 +203,7 @@ def _too_deep(path: str) -> FactProblem:
     return FactProblem(at, "depth", f"is nested more than {MAX_DEPTH} deep", "make it flatter")
 
 
-def _is_sayable(value: float) -> bool:
+def _is_exact_number(value: float) -> bool:
     """Whether a number survives; a large whole one would come back as another integer."""
     if isinstance(value, int):
         return -MAX_INTEGER <= value <= MAX_INTEGER
@@ -246,7 +246,7 @@ def _is_shallow(value: Any) -> bool:
     return False
 
 
-class _Doubled(dict[str, Any]):
+class _DuplicateName(dict[str, Any]):
     """An object in which a name stands twice."""
 
     def __init__(self, members: dict[str, Any], name: str) -> None:

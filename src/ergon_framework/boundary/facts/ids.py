@@ -165,7 +165,7 @@ def lint(message_id: str) -> str | None:
     return None
 
 
-def doubt(message_id: str) -> str | None:
+def id_warning(message_id: str) -> str | None:
     """What an id may be that it should not be, or None.
 
     A random UUID without its dashes has the shape that one of 64 MD5 digests has: too few to pass

@@ -139,7 +139,7 @@ def anything(_field: str, value: Any, _problems: Problems) -> Any:
     return value
 
 
-def shaped(pattern: re.Pattern[str], longest: int, remedy: str) -> ValueCheck:
+def text_matching(pattern: re.Pattern[str], longest: int, remedy: str) -> ValueCheck:
     """Text that matches a pattern, of at most ``longest`` characters."""
 
     def check(field: str, value: Any, problems: Problems) -> Any:
@@ -226,11 +226,11 @@ def _snake(name: str) -> str:
     return re.sub(r"(?<=[a-z])[A-Z]", lambda found: "_" + found[0].lower(), name)
 
 
-_ZONE = shaped(ZONE, MAX_ZONE, "give the name of a zone, without control characters")
+_ZONE = text_matching(ZONE, MAX_ZONE, "give the name of a zone, without control characters")
 
 ENVELOPE: dict[str, tuple[ValueCheck, bool]] = {
     "message_id": (
-        shaped(MESSAGE_ID, 255, "use 1 to 255 printable ASCII characters without spaces"),
+        text_matching(MESSAGE_ID, 255, "use 1 to 255 printable ASCII characters without spaces"),
         True,
     ),
     "from_zone": (_ZONE, True),
@@ -240,7 +240,7 @@ ENVELOPE: dict[str, tuple[ValueCheck, bool]] = {
     "causation_id": (optional_text, False),
     "labels": (labels, False),
     "object_media_type": (
-        shaped(MEDIA_TYPE, 255, "write it as type/subtype, for example application/pdf"),
+        text_matching(MEDIA_TYPE, 255, "write it as type/subtype, for example application/pdf"),
         False,
     ),
     "object_schema": (optional_text, False),
@@ -249,10 +249,10 @@ ENVELOPE: dict[str, tuple[ValueCheck, bool]] = {
 
 FACT: dict[str, tuple[ValueCheck, bool]] = {
     "subject": (
-        shaped(SUBJECT, MAX_SUBJECT, "write it as kind:id or kind:scope/id, in ASCII"),
+        text_matching(SUBJECT, MAX_SUBJECT, "write it as kind:id or kind:scope/id, in ASCII"),
         True,
     ),
-    "predicate": (shaped(PREDICATE, MAX_PREDICATE, "write it in lower_snake_case"), True),
+    "predicate": (text_matching(PREDICATE, MAX_PREDICATE, "write it in lower_snake_case"), True),
     "object_json": (anything, True),
 }
 """The fields of a fact. The content of ``object_json`` is checked by the canonical form."""
@@ -297,7 +297,7 @@ def identity_digest(envelope: Envelope, fact: Fact, canonical_object: bytes) -> 
     ).digest()
 
 
-def spelled(digest: bytes) -> str:
+def digest_text(digest: bytes) -> str:
     """A digest as it travels."""
     return f"sha256:{digest.hex()}"
 

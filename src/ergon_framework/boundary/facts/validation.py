@@ -20,9 +20,9 @@ from ergon_framework.boundary.facts import schema
 from ergon_framework.boundary.facts.canonical import OBJECT, canonical, decode, load, read
 from ergon_framework.boundary.facts.ids import (
     UNSTABLE,
-    doubt,
     hash_of_object,
     hash_of_python,
+    id_warning,
     is_digest,
     lint,
 )
@@ -259,10 +259,10 @@ def validate_fact(
     """
     # What nearly every producer gives, at a glance.
     if not (
-        isinstance(envelope, Envelope) and isinstance(fact, Fact) and _is_sound(envelope, fact)
+        isinstance(envelope, Envelope) and isinstance(fact, Fact) and _is_valid(envelope, fact)
     ):
         typed = _typed(envelope, fact)
-        envelope, fact = typed if typed and _is_sound(*typed) else composed(envelope, fact)
+        envelope, fact = typed if typed and _is_valid(*typed) else composed(envelope, fact)
     if known_zones is not None and envelope.to_zone not in known_zones:
         text = "is not a zone that is known here"
         raise refusal(
@@ -376,7 +376,7 @@ def _check_count(count: int, limits: LimitSettings | None) -> None:
         raise refusal(FactProblem("items", "length", text, "send several smaller batches"))
 
 
-def _is_sound(envelope: Envelope, fact: Fact) -> bool:
+def _is_valid(envelope: Envelope, fact: Fact) -> bool:
     """Whether every field but the object is as it should be."""
     from_zone, to_zone, predicate = envelope.from_zone, envelope.to_zone, fact.predicate
     try:
@@ -390,13 +390,13 @@ def _is_sound(envelope: Envelope, fact: Fact) -> bool:
             and len(fact.subject) <= schema.MAX_SUBJECT
             and type(envelope.produced_at_unix_ms) is int
             and 0 < envelope.produced_at_unix_ms <= schema.MAX_INT64
-            and _has_sound_options(envelope)
+            and _has_valid_options(envelope)
         )
     except TypeError:  # something that is not text where text should be
         return False
 
 
-def _has_sound_options(envelope: Envelope) -> bool:
+def _has_valid_options(envelope: Envelope) -> bool:
     correlation, causation = envelope.correlation_id, envelope.causation_id
     media_type, object_schema = envelope.object_media_type, envelope.object_schema
     return bool(
@@ -453,7 +453,7 @@ def _warnings(
             remedy = "derive it from the event, for example with message_id(...)"
             raise refusal(FactProblem("envelope.message_id", UNSTABLE, text, remedy))
         warnings += (f"envelope.message_id {text}",)
-    elif doubted := doubt(envelope.message_id):
+    elif doubted := id_warning(envelope.message_id):
         text = f"may be {doubted}, which another attempt would not make again"
         warnings += (f"envelope.message_id {text}",)
     if envelope.produced_at_unix_ms > clock() * 1000 + _DAY_MS:

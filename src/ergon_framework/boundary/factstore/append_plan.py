@@ -44,7 +44,7 @@ class Condition(Enum):
 
     GONE = "gone"
     """The payload was dropped by retention. The ledger keeps the id for ever."""
-    SOUND = "sound"
+    INTACT = "sound"
     REPAIRED = "repaired"
     """The stored row was damaged, and the same fact, published again, has repaired it."""
     DAMAGED = "damaged"
@@ -103,7 +103,7 @@ class AppendPlanner(Generic[L]):
             outcome: AppendOutcome | None = None
             # Placed by this transaction: the store does not find it by its id yet.
             if fact.key in fresh:
-                outcome = _twin(fresh, fact)
+                outcome = _duplicate_in_transaction(fresh, fact)
             elif (known := find(found, fact)) is not None:
                 outcome = judge_known(fact.new, known)
             if outcome is None and (capacity is not None or fact.new.references):
@@ -121,7 +121,7 @@ class AppendPlanner(Generic[L]):
     def _received(self, log: L, fact: PreparedFact) -> AppendOutcome:
         placement = self._placement
         if fact.key in placement.fresh:
-            return _twin(placement.fresh, fact)
+            return _duplicate_in_transaction(placement.fresh, fact)
         known = placement.known(log, fact)
         if known is None:
             return Appended(placement.place(log, fact))
@@ -150,7 +150,9 @@ def judge_known(new: NewFact, known: KnownFact) -> Appended | Conflict:
     return Appended(offset, True, envelope, is_damaged=condition is Condition.DAMAGED)
 
 
-def _twin(fresh: Mapping[bytes, tuple[int, NewFact]], fact: PreparedFact) -> Appended | Conflict:
+def _duplicate_in_transaction(
+    fresh: Mapping[bytes, tuple[int, NewFact]], fact: PreparedFact
+) -> Appended | Conflict:
     """A duplicate of a fact that was placed in this very transaction."""
     offset, first = fresh[fact.key]
     if fact.new.digest != first.digest:

@@ -117,7 +117,7 @@ def read_proof(proof: bytes) -> Proof | None:
     )
 
 
-def mended(
+def repaired_row(
     number: int,
     total: int,
     recorded_at: float,

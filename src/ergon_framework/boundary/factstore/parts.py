@@ -15,9 +15,9 @@ from ergon_framework.ports.factstore import (
     BeforeWait,
     ConsumerInfo,
     ConsumerStore,
+    Corruption,
     FactLog,
     Fetched,
-    Flaw,
     Gap,
     LedgerEntry,
     Link,
@@ -143,7 +143,7 @@ class FactStoreOfParts:
         """Every recorded loss, of each log in order of offsets."""
         return self.log.gaps(log)
 
-    def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
+    def verify(self, log: str, after: int = 0) -> Iterator[Corruption | int]:
         """Walk the hash chain: flaws as they are found, and now and then the offset reached."""
         return self.log.verify(log, after)
 

@@ -117,5 +117,5 @@ def _bound(family: socket.AddressFamily, address: tuple[object, ...]) -> socket.
 def _explained(host: str, port: int, error: OSError) -> ConfigurationError:
     number = error.errno or 0
     why, remedy = _PROBLEMS.get(number, (os.strerror(number).lower(), "choose another address"))
-    spelled = f"[{host}]" if ":" in host else host
-    return ConfigurationError(f"cannot listen on {spelled}:{port}: {why}", remedy=remedy)
+    host_text = f"[{host}]" if ":" in host else host
+    return ConfigurationError(f"cannot listen on {host_text}:{port}: {why}", remedy=remedy)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Self, TypeAlias, cast
 
-from ergon_framework.boundary.http.client import RECEIVE_BYTES, news_of
+from ergon_framework.boundary.http.client import RECEIVE_BYTES, activity_check
 from ergon_framework.boundary.http.codec import (
     ResponseReader,
     answer_of,
@@ -65,7 +65,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Whether the answer has come, so that sending more is pointless."""
         return self.reader.is_headed or self._error is not None
 
-    async def wait_headed(self) -> None:
+    async def wait_for_head(self) -> None:
         """Until status and headers are there."""
         while not self.reader.is_headed:
             await self._wait()
@@ -109,7 +109,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             return False
         # The kernel knows of an end before the loop does: a request on it would be lost, and nobody
         # knows whether it was carried out.
-        return not news_of(self._transport.get_extra_info("socket").fileno()).poll(0)
+        return not activity_check(self._transport.get_extra_info("socket").fileno()).poll(0)
 
     def close(self) -> None:
         """Close the connection at once. Data that is still unsent would be useless."""
@@ -308,7 +308,7 @@ class AsyncHttpTransport:
 
         async def talk(connection: AsyncConnection) -> None:
             connection.write(head)
-            await connection.wait_headed()
+            await connection.wait_for_head()
             if connection.reader.status >= 300:
                 await connection.wait_done()
 

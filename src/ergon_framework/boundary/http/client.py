@@ -40,7 +40,7 @@ class HttpConnection:
     def __init__(self, endpoint: Endpoint, timeout: float, connect_timeout: float) -> None:
         self._timeout = timeout
         self._socket = _connected(endpoint, connect_timeout)
-        self._news = news_of(self._socket.fileno())
+        self._news = activity_check(self._socket.fileno())
 
     def expire(self, deadline: float | None) -> None:
         """Limit the next step to ``deadline``, or to the usual timeout without one."""
@@ -70,7 +70,7 @@ class HttpConnection:
         self._socket.close()
 
 
-def news_of(descriptor: int) -> select.poll:
+def activity_check(descriptor: int) -> select.poll:
     """A function that says whether bytes came in or the peer has closed, without reading them."""
     news = select.poll()
     news.register(descriptor, select.POLLIN)
@@ -107,7 +107,7 @@ Exchanging: TypeAlias = Callable[[HttpConnection, ResponseReader], None]
 _BROKEN = (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError)
 
 
-def _converse(
+def _send_and_receive(
     connection: HttpConnection,
     reader: ResponseReader,
     pieces: Iterable[bytes],
@@ -186,7 +186,7 @@ class HttpTransport:
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
 
         def talk(connection: HttpConnection, reader: ResponseReader) -> None:
-            _converse(connection, reader, (request,), deadline)
+            _send_and_receive(connection, reader, (request,), deadline)
 
         return answer_of(self._exchange(talk, ResponseReader, deadline))
 
@@ -203,7 +203,7 @@ class HttpTransport:
         head = self._endpoint.put_head(bucket, key, size, digest)
 
         def talk(connection: HttpConnection, reader: ResponseReader) -> None:
-            _converse(connection, reader, chain((head,), counted(chunks, size)), None)
+            _send_and_receive(connection, reader, chain((head,), counted(chunks, size)), None)
 
         return answer_of(self._exchange(talk, ResponseReader))
 
@@ -322,7 +322,7 @@ class HttpTransport:
         reader, request = ResponseReader(), self._endpoint.look()
 
         def talk(connection: HttpConnection, reader: ResponseReader) -> None:
-            _converse(connection, reader, (request,), deadline)
+            _send_and_receive(connection, reader, (request,), deadline)
 
         self._attempt(talk, reader, connection)
         try:

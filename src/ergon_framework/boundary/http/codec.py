@@ -120,13 +120,13 @@ class ResponseReader:
         try:
             self._parser.feed_data(data)
         except HttpParserUpgrade:
-            raise _garbage("it switched to another protocol") from None
+            raise _malformed_response("it switched to another protocol") from None
         except HttpParserError as error:
             if not self.is_done:
-                raise _garbage(str(error)) from None
+                raise _malformed_response(str(error)) from None
             self.keeps_alive = False  # what follows a complete answer only costs the connection
         if not self.is_headed and self._head_bytes > HEAD_LIMIT:
-            raise _garbage(f"its headers are longer than {HEAD_LIMIT} bytes")
+            raise _malformed_response(f"its headers are longer than {HEAD_LIMIT} bytes")
         if self._limit is not None and self.received > self._limit:
             raise BoundaryError(
                 f"the node's answer is longer than {self._limit} bytes",
@@ -201,7 +201,7 @@ def cut(*, is_begun: bool) -> NodeUnavailableError:
     )
 
 
-def _garbage(why: str) -> NodeUnavailableError:
+def _malformed_response(why: str) -> NodeUnavailableError:
     return NodeUnavailableError(
         f"what answered does not speak HTTP as a node does: {why}",
         reason="bad_answer",

@@ -33,7 +33,7 @@ class Peer:
     denial: BoundaryError | None = None
     """What everything it asks is answered with."""
 
-    def has_overstayed(self, context: ssl.SSLContext | None, now: float) -> bool:
+    def has_stale_certificate(self, context: ssl.SSLContext | None, now: float) -> bool:
         """Whether its certificate is over, or would have to be checked with another context."""
         is_over = self.expires_at is not None and now > self.expires_at
         return is_over or self.context is not context
@@ -229,9 +229,9 @@ class ServerConnection(asyncio.Protocol):
         return self._intake is not None and self._intake.is_receiving
 
     @property
-    def heard_at(self) -> float | None:
+    def last_received_at(self) -> float | None:
         """When bytes of a request came last, by the server's clock."""
-        return None if self._intake is None else self._intake.heard_at
+        return None if self._intake is None else self._intake.last_received_at
 
     @property
     def is_writing_paused(self) -> bool:
@@ -365,7 +365,7 @@ class ServerConnection(asyncio.Protocol):
         return 0 if incoming is None else incoming.held
 
     @property
-    def rested_at(self) -> float:
+    def idle_since(self) -> float:
         """Since when nothing was answered to it."""
         return self._rested_at
 
@@ -438,7 +438,7 @@ class ServerConnection(asyncio.Protocol):
         if is_wanted:
             if self._intake is not None:
                 # The pause was ours: it must not count as silence of the client.
-                self._intake.heard_at = self._service.clock()
+                self._intake.last_received_at = self._service.clock()
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
@@ -462,7 +462,7 @@ class ServerConnection(asyncio.Protocol):
                 self._advance()
         elif not self.is_busy and now - self._rested_at > self._limits.idle_seconds:
             self.close()
-        elif self._guest.has_overstayed(self._service.context, self._service.wall()):
+        elif self._guest.has_stale_certificate(self._service.context, self._service.wall()):
             # Not cut off: its request is answered first, and its next connection shows the new
             # certificate.
             self._is_retired = True

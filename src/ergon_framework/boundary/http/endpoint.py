@@ -43,7 +43,7 @@ _OLD_PROTOCOL = "PROTOCOL_VERSION"
 _DISCONNECTS = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 
 
-def distrust_of_handshake(url: str, error: BaseException) -> NotPermittedError | None:
+def refusal_of_handshake(url: str, error: BaseException) -> NotPermittedError | None:
     """What a handshake that failed says about trust, if it does. Nothing was sent."""
     if not isinstance(error, ssl.SSLError) or isinstance(error, _DISCONNECTS):
         return None
@@ -52,13 +52,13 @@ def distrust_of_handshake(url: str, error: BaseException) -> NotPermittedError |
             f"this client does not trust {url}: {error.verify_message or describe(error)}",
             "check the node's certificate, its dates and names, and the CA given here",
         )
-    return distrust_of_use(url, error) or _unauthenticated(
+    return refusal_of_certificate(url, error) or _unauthenticated(
         f"{url} and this client do not trust each other: {describe(error)}",
         "check the certificates of both sides, their dates and the CA",
     )
 
 
-def distrust_of_use(url: str, error: BaseException) -> NotPermittedError | None:
+def refusal_of_certificate(url: str, error: BaseException) -> NotPermittedError | None:
     """The node's refusal, if a connection failed because of one. Nothing was done.
 
     A node looks at a client's certificate when the client's handshake has ended already, so its
@@ -224,7 +224,7 @@ class Endpoint:
         """The error if no connection was made: nothing was sent."""
         if isinstance(error, BoundaryError):
             return error
-        return distrust_of_handshake(self.url, error) or NodeUnavailableError(
+        return refusal_of_handshake(self.url, error) or NodeUnavailableError(
             f"cannot connect to {self.url}: {describe(error)}",
             reason="connect_failed",
             remedy="check the address, and that the node is running",
@@ -241,7 +241,7 @@ class Endpoint:
                 reason="timeout",
                 remedy=UNKNOWN_OUTCOME,
             )
-        return distrust_of_use(self.url, error) or NodeUnavailableError(
+        return refusal_of_certificate(self.url, error) or NodeUnavailableError(
             f"the connection to {self.url} was lost: {describe(error)}",
             reason="connection_lost",
             remedy=UNKNOWN_OUTCOME,

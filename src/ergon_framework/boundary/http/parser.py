@@ -41,10 +41,10 @@ class RequestParser:
         "_service",
         "_span",
         "_url",
-        "heard_at",
         "incoming",
         "is_deaf",
         "is_in_head",
+        "last_received_at",
     )
 
     def __init__(
@@ -64,7 +64,7 @@ class RequestParser:
         self._headers: dict[bytes, bytes] = {}
         self._url = b""
         self._fed = self._first = self._span = self._left = 0
-        self.heard_at = self._began_at = service.clock()
+        self.last_received_at = self._began_at = service.clock()
         self._is_final = False  # nothing may follow what came last
         self._last: HttpRequest | None = None
         self.is_in_head = False
@@ -82,10 +82,10 @@ class RequestParser:
     def feed(self, data: bytes) -> None:
         """Parse; what has complete headers goes to ``enqueue``."""
         was_in_head, before = self.is_in_head, self.incoming
-        self.heard_at = self._service.clock()
+        self.last_received_at = self._service.clock()
         is_fresh = not was_in_head and before is None
         if is_fresh:
-            self._began_at = self.heard_at
+            self._began_at = self.last_received_at
             if self._is_known(data):
                 return
         elif self._left:
@@ -107,12 +107,12 @@ class RequestParser:
         if self.incoming is not before and self.incoming is not None:
             self._left = self._unparsed_length(self.incoming)
         elif is_fresh and self._last is not None and not self.is_in_head:
-            self._learn(data, self._last)
+            self._remember_head(data, self._last)
         self._last = None
 
     def _is_known(self, data: bytes) -> bool:
         """Whether this was a whole request whose head needed no parsing."""
-        known = None if self._is_final else self._service.heads.recognise(data)
+        known = None if self._is_final else self._service.heads.known_request(data)
         if known is None:
             return False
         head, body = known
@@ -122,7 +122,7 @@ class RequestParser:
         self._enqueue(request)
         return True
 
-    def _learn(self, data: bytes, request: HttpRequest) -> None:
+    def _remember_head(self, data: bytes, request: HttpRequest) -> None:
         """Remember the head of a request that may come again, if ``data`` is all there was."""
         is_usual = request.upload is None and not request.is_chunked and request.refusal is None
         if is_usual and not self._is_final and self._headers.keys().isdisjoint(_UNUSUAL):
@@ -168,7 +168,7 @@ class RequestParser:
 
     def is_too_slow(self, now: float) -> bool:
         """Whether the rest of what is being received should have come by now."""
-        if now - self.heard_at > self._limits.body_seconds:
+        if now - self.last_received_at > self._limits.body_seconds:
             return True
         request, late = self.incoming, now - self._began_at - self._limits.request_seconds
         if request is None:
@@ -235,7 +235,7 @@ class RequestParser:
             request.held += len(data)
             self._service.held_bytes += len(data)
             if self._service.held_bytes > self._limits.bodies_bytes:
-                self._service.relieve()
+                self._service.refuse_largest_request()
 
     def on_message_complete(self) -> None:
         """The request is complete."""

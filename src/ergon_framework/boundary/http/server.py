@@ -75,7 +75,7 @@ class Acceptor(asyncio.Protocol):
             self._raw.abort()
 
     body_bytes = 0
-    rested_at = 0.0
+    idle_since = 0.0
 
     def shed(self) -> None:
         """Do nothing: a client in its handshake has sent no request."""
@@ -85,7 +85,7 @@ class Acceptor(asyncio.Protocol):
         service = self._service
         if len(service.handshakes) < service.limits.handshakes:
             return
-        oldest = service.crowded_out(service.handshakes)
+        oldest = service.connection_to_evict(service.handshakes)
         if oldest is not None:
             service.denied(oldest.ip, "too many TLS handshakes are under way")
             oldest.abort()
@@ -124,9 +124,9 @@ class Acceptor(asyncio.Protocol):
         self._lingers_until = self._service.clock() + LINGER_TIME
         self._service.denied(self._address, _why(error))
         # Not yet: the alert is sent right after this.
-        asyncio.get_running_loop().call_soon(self._end_speaking)
+        asyncio.get_running_loop().call_soon(self._shut_down_sending)
 
-    def _end_speaking(self) -> None:
+    def _shut_down_sending(self) -> None:
         """Send no more, but stay open: closing now could reset the connection before the client
         has read the alert.
         """
@@ -264,7 +264,7 @@ class Server:
         if self._context is not None:
             self.state.context = self._context()
         for sock in bound_sockets(self._host, self._port):
-            listener = await loop.create_server(self._greet, sock=sock, backlog=BACKLOG)
+            listener = await loop.create_server(self._new_protocol, sock=sock, backlog=BACKLOG)
             self._listeners.append(listener)
         self._timer = loop.call_later(SWEEP_INTERVAL, self._tick)
 
@@ -291,7 +291,7 @@ class Server:
             self.state.context = self._context()
         self.state.sweep()
 
-    def _greet(self) -> Acceptor:
+    def _new_protocol(self) -> Acceptor:
         return Acceptor(self.state, self._context)
 
     def _tick(self) -> None:

@@ -49,7 +49,7 @@ class HeadCache:
     def __len__(self) -> int:
         return len(self._known)
 
-    def recognise(self, data: bytes) -> tuple[Head, bytes] | None:
+    def known_request(self, data: bytes) -> tuple[Head, bytes] | None:
         """The head and the body, when ``data`` is one whole request whose head is known."""
         end = data.find(END) + len(END)
         head = self._known.get(data[:end])
@@ -87,7 +87,7 @@ class Member(Protocol):
         """The address of the client, without its port."""
 
     @property
-    def rested_at(self) -> float:
+    def idle_since(self) -> float:
         """Since when nothing was answered to it."""
 
     @property
@@ -208,7 +208,7 @@ class ServerState:
             return f"{most} connections of this address are open already"
         return ""
 
-    def crowded_out(self, members: Iterable[Member]) -> Member | None:
+    def connection_to_evict(self, members: Iterable[Member]) -> Member | None:
         """The connection to end when there is no room: the oldest of the address that has most.
 
         A client that keeps many connections without using them loses its own ones.
@@ -234,9 +234,9 @@ class ServerState:
         """Close a connection that waits for no answer; returns whether there was one."""
         idle = sorted(
             (each for each in self.connections if not each.is_busy),
-            key=lambda each: each.rested_at,
+            key=lambda each: each.idle_since,
         )
-        oldest = self.crowded_out(idle) if self.crowds_out else None
+        oldest = self.connection_to_evict(idle) if self.crowds_out else None
         if oldest is None:
             return False
         # At once, not politely: a client that does not read would keep its place.
@@ -244,7 +244,7 @@ class ServerState:
         self.forget(oldest)
         return True
 
-    def relieve(self) -> None:
+    def refuse_largest_request(self) -> None:
         """Refuse the largest request that is arriving, while all of them are too large."""
         # One request of the largest size is always taken in, or no one could ever send it.
         most = max(self.limits.bodies_bytes, self.limits.body_bytes)

@@ -60,7 +60,7 @@ LIVES = ("/healthz", "/livez")
 READY = "/readyz"
 
 
-def lives(exchange: Exchange, zone: str = "") -> None:
+def answer_liveness(exchange: Exchange, zone: str = "") -> None:
     """The process answers, so it is alive. The zone's name is public: it is also shown where facts
     are served.
     """
@@ -88,7 +88,7 @@ class HealthApplication:
         """Answer, now or when the store has."""
         is_read = exchange.method in ("GET", "HEAD")
         if is_read and exchange.path in LIVES:
-            lives(exchange)
+            answer_liveness(exchange)
             return None
         if is_read and exchange.path == READY:
             return ready(exchange, self._is_ready)
@@ -234,7 +234,7 @@ class WaitingFetches:
             if not waiting:
                 continue
             try:
-                found = await self._in_thread(partial(_news, self._store, waiting))
+                found = await self._in_thread(partial(_grown_views, self._store, waiting))
             except (StoreError, BoundaryError):
                 self.wake_all()  # each fetch gets the error itself
                 continue
@@ -287,7 +287,7 @@ class WaitingFetches:
         )
 
 
-def _news(store: FactStore, waiting: set[View]) -> dict[View, int | None]:
+def _grown_views(store: FactStore, waiting: set[View]) -> dict[View, int | None]:
     """For each view whose log has grown: the offset up to which it has nothing new, or None if it
     has.
     """
@@ -344,7 +344,7 @@ class AppendRoutes:
             raise
         new = zone.prepared(valid)
         if new.references:
-            return self._append_founded(exchange, valid, began)
+            return self._append_with_artifacts(exchange, valid, began)
         self._gathered.append((exchange, valid, began))
         # The first of a turn submits for all that follow in the same turn.
         if len(self._gathered) == 1:
@@ -361,7 +361,9 @@ class AppendRoutes:
         except StoreError as error:
             self._answer(gathered, error)
 
-    async def _append_founded(self, exchange: Exchange, valid: ValidatedFact, began: float) -> None:
+    async def _append_with_artifacts(
+        self, exchange: Exchange, valid: ValidatedFact, began: float
+    ) -> None:
         """An append whose artifacts must be on disk, where they have to be looked for first."""
         zone, loop = self._zone, self._loop
         new = valid.new_fact
@@ -376,7 +378,7 @@ class AppendRoutes:
         zone.store.append_soon(
             OUTBOUND,
             [new],
-            lambda outcomes: _crossed(loop, committed, outcomes),
+            lambda outcomes: _put_from_thread(loop, committed, outcomes),
             capacity=zone.capacity,
         )
         outcomes = await committed
@@ -485,7 +487,7 @@ def _shown(answer: Receipt | BoundaryError) -> bytes:
     )
 
 
-def _crossed(loop: asyncio.AbstractEventLoop, to: asyncio.Future[T], value: T) -> None:
+def _put_from_thread(loop: asyncio.AbstractEventLoop, to: asyncio.Future[T], value: T) -> None:
     """Hand a value over from another thread."""
     # The request may have been cancelled while the writer worked.
     loop.call_soon_threadsafe(lambda: None if to.done() else to.set_result(value))
@@ -510,13 +512,13 @@ class NodeApplication:
         zone: LocalZone,
         policy: Callable[[], Policy],
         *,
-        heard: Callable[[str], None] = lambda _peer: None,
+        on_contact: Callable[[str], None] = lambda _peer: None,
         threads: int = MAX_THREADS,
     ) -> None:
         self.zone = zone
         self.is_ready = True
         self._policy = policy
-        self._heard = heard
+        self._on_contact = on_contact
         self._loop = asyncio.get_running_loop()
         self._threads = (
             ThreadPoolExecutor(threads, thread_name_prefix="ergon-boundary") if threads else None
@@ -525,11 +527,11 @@ class NodeApplication:
         self._appends = AppendRoutes(zone, self.in_thread, self.permitted, self.denied)
         self._waiting = WaitingFetches(zone.store, self.in_thread)
         # Last: from here on commits of other threads call in.
-        zone.store.subscribe(self._news)
+        zone.store.subscribe(self._grown_views)
 
     async def close(self) -> None:
         """Stop the threads."""
-        self.zone.store.unsubscribe(self._news)
+        self.zone.store.unsubscribe(self._grown_views)
         await self._waiting.close()
         if self._threads is not None:
             # By another pool: a thread of this one cannot wait for its own end.
@@ -646,7 +648,7 @@ class NodeApplication:
         else:
             await self.in_thread(lambda: check_use(self.zone, permit, name))
         if name.startswith(PEER):
-            self._heard(name.removeprefix(PEER))
+            self._on_contact(name.removeprefix(PEER))
         limits = self.zone.settings.limits
         wait = min(at_least("wait_ms", asked.wait_ms, 0) / 1000, limits.wait_seconds)
         holder = holder_name(asked.holder)
@@ -695,7 +697,7 @@ class NodeApplication:
         """Whether the wait has lost its purpose: the node stops, or the client has gone."""
         return not self.is_ready or exchange.is_gone
 
-    def _news(self) -> None:
+    def _grown_views(self) -> None:
         """Called in the writer's thread, after a commit that added facts."""
         if self._waiting:
             self._loop.call_soon_threadsafe(self._waiting.look)
@@ -709,12 +711,12 @@ class NodeApplication:
         exchange.reply(200, json.dumps(view).encode())
         # These change what a waiting consumer or link would see: they must look again.
         if operation.name in ("Open", "AcceptEpoch", "ReleaseQuarantine", "Seal", "SeekConsumer"):
-            self._heard("")
+            self._on_contact("")
             self._waiting.wake_all()
 
     def _get(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         if exchange.path in LIVES:
-            lives(exchange, self.zone.name)
+            answer_liveness(exchange, self.zone.name)
         elif exchange.path == READY:
             return ready(exchange, self.takes_facts)
         elif exchange.path == "/metrics":

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import msgspec
 
 from ergon_framework.boundary.append_batcher import store_trouble
-from ergon_framework.boundary.facts.schema import spelled
+from ergon_framework.boundary.facts.schema import digest_text
 from ergon_framework.boundary.http.codec import error_of_answer
 from ergon_framework.boundary.http.exchange import Caller
 from ergon_framework.boundary.http.responses import STATUS, Headers
@@ -133,7 +133,7 @@ class InProcessTransport:
         bytes.
         """
         sent = {"range": f"bytes={start}-"} if start else {}
-        query = f"digest={quote(spelled(digest))}" if digest else ""
+        query = f"digest={quote(digest_text(digest))}" if digest else ""
         query += "" if fact_offset is None else f"&fact_offset={fact_offset}"
         path = _path(bucket, key)
         exchange = _Exchange("GET", path, self._caller, query=query, sent=sent)

@@ -116,7 +116,7 @@ class Node:
                 remedy="start it once, or stop it first",
             )
         zone = self.zone
-        self._application = NodeApplication(zone, self._policy, heard=self._heard)
+        self._application = NodeApplication(zone, self._policy, on_contact=self._wake_pullers)
         if self._token:
             self._checking = TokenApplication(self._application, self._token)
         self._server = Server(
@@ -127,7 +127,7 @@ class Node:
             tls=self._certificates,
             names=None if self._certificates else (self._host, *self.settings.names),
             on_denied=self._turned_away,
-            on_error=self._stumbled,
+            on_error=self._log_failure_of,
         )
         self._health = self._health_server()
         try:
@@ -243,7 +243,7 @@ class Node:
                 thorough_at = loop.time() + DAY
             await signal.wait(loop.time() + every)
 
-    def _heard(self, peer: str) -> None:
+    def _wake_pullers(self, peer: str) -> None:
         """A peer asks for facts, so it lives; or (``""``) an operator did something."""
         for name, puller in self._pullers.items():
             if peer in ("", name):
@@ -260,7 +260,7 @@ class Node:
             address=address,
         )
 
-    def _stumbled(self, exchange: Exchange, error: BaseException) -> None:
+    def _log_failure_of(self, exchange: Exchange, error: BaseException) -> None:
         if isinstance(error, StoreError):
             self.zone.failed(error)
             return
@@ -290,7 +290,7 @@ class Node:
             port=port,
             limits=HEALTH,
             on_denied=self._turned_away,
-            on_error=self._stumbled,
+            on_error=self._log_failure_of,
             crowds_out=True,
         )
 

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from ergon_framework.boundary.facts.schema import parsed, spelled
+from ergon_framework.boundary.facts.schema import digest_text, parsed
 from ergon_framework.boundary.facts.validation import REFERENCE_MARK, references
 from ergon_framework.boundary.http.exchange import Caller, Exchange
 from ergon_framework.boundary.http.responses import HttpRefusal
@@ -336,8 +336,8 @@ class ObjectRoutes:
         self._zone = zone
         self._in_thread = in_thread
         self._permitted = permitted
-        self._spoilt: set[bytes] = set()
-        """Objects found to be damaged while they were sent; a put of the same bytes mends them."""
+        self._damaged: set[bytes] = set()
+        """Objects found to be damaged while they were sent; a put of the same bytes fixes them."""
 
     def handle(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
         """Answer one request."""
@@ -387,7 +387,7 @@ class ObjectRoutes:
             await self._in_thread(putting.abort)
             raise
         # The same bytes were put again and are on disk now.
-        self._spoilt.discard(parsed(receipt.digest, "digest"))
+        self._damaged.discard(parsed(receipt.digest, "digest"))
         view = {
             "bucket": receipt.bucket,
             "key": receipt.key,
@@ -413,7 +413,7 @@ class ObjectRoutes:
         permit = self._permitted(exchange.caller, "HeadObject" if is_head else "GetObject")
         stored = await self._in_thread(lambda: self._found(exchange, permit))
         headers = [
-            ("Digest-SHA256", spelled(stored.digest)),
+            ("Digest-SHA256", digest_text(stored.digest)),
             ("ETag", f'"{stored.digest.hex()}"'),
             ("Accept-Ranges", "bytes"),
         ]
@@ -422,8 +422,8 @@ class ObjectRoutes:
             exchange.reply(304, b"", headers=headers)
             return
         source = await self._in_thread(lambda: self._zone.objects.open(stored.digest))
-        is_spoilt = not is_head and stored.digest in self._spoilt
-        if source is None or source.size != stored.size or is_spoilt:
+        is_damaged = not is_head and stored.digest in self._damaged
+        if source is None or source.size != stored.size or is_damaged:
             if source is not None:
                 source.close()
             raise damaged(*object_name(exchange.path))
@@ -479,8 +479,8 @@ class ObjectRoutes:
             seen.update(piece)
             given += len(piece)
             if given == size and seen.digest() != digest:
-                if len(self._spoilt) < MAX_DAMAGED:
-                    self._spoilt.add(digest)
+                if len(self._damaged) < MAX_DAMAGED:
+                    self._damaged.add(digest)
                 raise damaged(*object_name(exchange.path))
             yield piece
 

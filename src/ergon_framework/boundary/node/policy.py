@@ -71,7 +71,7 @@ class Names:
         every = tuple(names)
         return cls(every, (name for name in every if not frozenset("*?[").isdisjoint(name)))
 
-    def spelled(self) -> list[str]:
+    def as_written(self) -> list[str]:
         """The names and patterns, as a person writes them."""
         return sorted({*self._exact, *self._patterns})
 

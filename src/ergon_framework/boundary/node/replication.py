@@ -171,7 +171,9 @@ class Artifacts:
             return False
         self._refused[fact.digest] += 1
         most = (
-            1 if replication_plan.is_certain(error) else self._zone.settings.pull.artifact_attempts
+            1
+            if replication_plan.is_permanent(error)
+            else self._zone.settings.pull.artifact_attempts
         )
         return self._refused[fact.digest] >= most
 
@@ -490,7 +492,7 @@ class Puller:
                 )
                 for fact, outcome in zip(made.facts, outcomes, strict=True):
                     if isinstance(outcome, Appended):
-                        zone.events.damage_met(INBOUND + self.peer, fact.message_id, outcome)
+                        zone.events.note_damage(INBOUND + self.peer, fact.message_id, outcome)
                 zone.events.count("pulled", self.peer, len(made.facts))
                 self._trace(batch, made, self._loop.time() - came_at)
         if made.facts:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from ergon_framework.boundary.client.transport import encode
-from ergon_framework.boundary.facts.schema import spelled
+from ergon_framework.boundary.facts.schema import digest_text
 from ergon_framework.boundary.facts.validation import refuse_larger, validate_fact
 from ergon_framework.boundary.model import Batch, Delivery, Envelope, Fact, Loss
 from ergon_framework.boundary.settings import LimitSettings
@@ -62,12 +62,12 @@ def read_page(body: bytes) -> Batch:
 
 def check_page(peer: str, batch: Batch) -> None:
     """Refuse a page whose numbers are none of a log: nothing of it is taken, and nothing moves."""
-    flaw = _flaw(batch)
-    if flaw:
-        raise _unusable(f"a page of {peer} cannot be used: {flaw}")
+    problem = _problem(batch)
+    if problem:
+        raise _unusable(f"a page of {peer} cannot be used: {problem}")
 
 
-def _flaw(batch: Batch) -> str:
+def _problem(batch: Batch) -> str:
     """What is wrong with the numbers of a page, or nothing."""
     for name in ("cursor", "head_offset", "through_offset"):
         if not 0 <= getattr(batch, name) <= MAX_OFFSET:
@@ -106,7 +106,7 @@ def is_about_the_fact(error: BaseException) -> bool:
     return error.code not in PASSING and error.reason != "unknown_identity"
 
 
-def is_certain(error: BaseException) -> bool:
+def is_permanent(error: BaseException) -> bool:
     """Whether such an error was decided here: it is the same however often it is tried."""
     return isinstance(error, ObjectConflictError) or (
         isinstance(error, FactInvalidError) and error.reason == "object_too_large"
@@ -284,7 +284,7 @@ def _sort(
 
 
 def _check(new: NewFact, delivery: Delivery, peer: str, may_assert: Callable[[str], bool]) -> None:
-    if delivery.digest and spelled(new.digest) != delivery.digest:
+    if delivery.digest and digest_text(new.digest) != delivery.digest:
         raise FactInvalidError(
             "its content does not have the digest that the peer gave", reason="digest_mismatch"
         )
@@ -301,7 +301,7 @@ class _Place(msgspec.Struct, kw_only=True):
     previous_offset: int | None = None
 
 
-class _RoughPage(Batch, frozen=True, kw_only=True, omit_defaults=True):
+class _UndecodedPage(Batch, frozen=True, kw_only=True, omit_defaults=True):
     """A page whose facts are not decoded yet."""
 
     facts: tuple[msgspec.Raw, ...] = ()  # type: ignore[assignment]
@@ -309,7 +309,7 @@ class _RoughPage(Batch, frozen=True, kw_only=True, omit_defaults=True):
 
 _read = msgspec.json.Decoder(Batch).decode
 _read_fact = msgspec.json.Decoder(Delivery).decode
-_read_roughly = msgspec.json.Decoder(_RoughPage).decode
+_read_roughly = msgspec.json.Decoder(_UndecodedPage).decode
 _read_place = msgspec.json.Decoder(_Place).decode
 _OTHERS = tuple(name for name in Batch.__struct_fields__ if name != "facts")
 _REPORTED_REASONS = ("artifact_mismatch", "digest_mismatch", "object_too_large")

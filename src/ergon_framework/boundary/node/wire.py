@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ergon_framework.boundary.facts.schema import spelled
+from ergon_framework.boundary.facts.schema import digest_text
 from ergon_framework.ports.factstore import (
     ConsumerInfo,
     Fetched,
@@ -125,6 +125,6 @@ def object_view(stored: StoredObject) -> dict[str, Any]:
     return {
         "bucket": stored.bucket,
         "key": stored.key,
-        "digest": spelled(stored.digest),
+        "digest": digest_text(stored.digest),
         "size": stored.size,
     }

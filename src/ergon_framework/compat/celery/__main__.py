@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ergon_framework.compat.celery.bridge import CeleryBridge
-from ergon_framework.compat.celery.options import declared_flaws, to_be_changed, unkept
+from ergon_framework.compat.celery.options import option_problems, to_be_changed, unkept
 from ergon_framework.compat.celery.target import CallTarget
 from ergon_framework.errors import ErgonError, WiringError
 from ergon_framework.executor import Registry
@@ -48,7 +48,7 @@ def report(celery_app: Any) -> tuple[list[str], int]:
     for name, task in bridge.tasks.items():
         changes = to_be_changed(task)
         to_change += bool(changes)
-        about = () if declared_flaws(task) else _about(bridge, task)
+        about = () if option_problems(task) else _about(bridge, task)
         lines += [name, *(f"  {each}" for each in about)]
         lines += [f"  change: {each}" for each in changes]
         lines += [f"  differs: {each}" for each in unkept(task)]

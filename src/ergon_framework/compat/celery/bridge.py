@@ -34,8 +34,8 @@ from ergon_framework.compat.celery.execution import (
 from ergon_framework.compat.celery.options import (
     OF_JOBS,
     TaskPolicy,
-    declared_flaws,
     job_options,
+    option_problems,
     policy_of,
     refuse_canvas,
     refuse_changes,
@@ -144,10 +144,10 @@ class CeleryBridge:
         for name, task in self.tasks.items():
             if name in self.registry:
                 continue
-            flaws = declared_flaws(task)
+            problems = option_problems(task)
             # Celery accepts such a value until it needs it.
-            if flaws and self.side_of(name) == "celery":
-                logger.warning("the task %r does not run as a job: %s", name, flaws[0])
+            if problems and self.side_of(name) == "celery":
+                logger.warning("the task %r does not run as a job: %s", name, problems[0])
                 continue
             self.registry.add(self._handler(task), name)
 

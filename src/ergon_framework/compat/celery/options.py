@@ -98,9 +98,9 @@ def policy_of(task: Any) -> TaskPolicy:
     """The policy that a task of Celery, or of this package, declares. A mistake in it
     is refused.
     """
-    for flaw in declared_flaws(task):
+    for problem in option_problems(task):
         raise UnsupportedOptionError(
-            f"the task {task.name!r} is declared with {flaw}",
+            f"the task {task.name!r} is declared with {problem}",
             remedy="correct it in the decorator of the task",
             details={"task": task.name},
         )
@@ -129,7 +129,7 @@ def declared_tags(task: Any) -> tuple[str, ...] | None:
     return tuple(found) if all(isinstance(each, str) for each in found) else None
 
 
-def declared_flaws(task: Any) -> list[str]:
+def option_problems(task: Any) -> list[str]:
     """The options of a task with unusable values, each as a sentence for its author."""
     found = []
     for option, is_right, wanted in _DECLARED:
@@ -293,7 +293,7 @@ def to_be_changed(task: Any) -> list[str]:
         )
     if str(task.serializer) == "pickle":
         found.append("serializer='pickle': pass what JSON can hold, or an id")
-    return found + declared_flaws(task)
+    return found + option_problems(task)
 
 
 def _right(policy: TaskPolicy, call: Mapping[str, Any], option: str, field: str) -> Any:

@@ -60,7 +60,7 @@ class FactPublisher:
                 "this BoundaryConnector has no from_zone, so it cannot produce",
                 remedy='give it the zone that speaks: from_zone="plant-a"',
             )
-        is_strict = self._producer.habits.strict_ids
+        is_strict = self._producer.config.strict_ids
         return [
             message_of(each, self._zones, self._traces.get(_id_of(each)), strict_ids=is_strict)
             for each in transactions
@@ -84,14 +84,14 @@ class FactPublisher:
     def _publish(self, message: Message) -> ClientEffects[None]:
         try:
             yield from publishing(
-                message.fact, message.envelope, message.files, self._producer.habits, False
+                message.fact, message.envelope, message.files, self._producer.config, False
             )
         except BoundaryError as error:
             raise _named(message, error) from None
 
     def _append(self, messages: list[Message]) -> ClientEffects[None]:
         items = [(each.envelope, each.fact) for each in messages]
-        outcomes = yield from appending_many(items, self._producer.habits)
+        outcomes = yield from appending_many(items, self._producer.config)
         for message, outcome in zip(messages, outcomes, strict=True):
             if isinstance(outcome, BoundaryError):
                 raise _named(message, outcome)
@@ -129,9 +129,9 @@ class FactPublisher:
             if self._outbox is None:
                 if self._path is None:
                     raise ConfigurationError("this BoundaryConnector has no outbox")
-                habits = self._producer.habits
-                producer = Producer(self._link.threads(), retry=habits.rule)
-                self._outbox = Outbox(self._path, producer, strict_ids=habits.strict_ids)
+                config = self._producer.config
+                producer = Producer(self._link.threads(), retry=config.rule)
+                self._outbox = Outbox(self._path, producer, strict_ids=config.strict_ids)
                 self._outbox.start()
             return self._outbox
 

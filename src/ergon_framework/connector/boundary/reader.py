@@ -141,7 +141,7 @@ class FactReader:
         if self._is_adrift:
             yield from self._read(0 if len(self._window) else 1, 0.0)
         yield from self.advance()
-        yield from self._clear_the_survivor()
+        yield from self._reset_delivery_count()
 
     def _take(self, most: int, now: float) -> list[WindowEntry]:
         with self._lock:
@@ -173,13 +173,13 @@ class FactReader:
             first = next((each for each in found if facts and each.delivery is facts[0]), None)
             # Only a fact that is new and alone in hand can be what earlier processes died of.
             if first is not None and not is_released and not self._window.in_hand:
-                self._suspect(first, batch.deliveries - 1, batch.through_offset)
+                self._hand_out_singly(first, batch.deliveries - 1, batch.through_offset)
         for loss in batch.gaps:
             if any(each.offset == loss.last_offset and each.delivery is None for each in found):
                 self._on_gap(loss)
         return len(found)
 
-    def _suspect(self, first: WindowEntry, deaths: int, through: int) -> None:
+    def _hand_out_singly(self, first: WindowEntry, deaths: int, through: int) -> None:
         """Hand the facts of a page out one by one, because earlier processes died with it.
 
         A fact with which too many processes died is set aside instead of being tried again.
@@ -192,7 +192,7 @@ class FactReader:
             text = f"given to {deaths} processes before, none of which came back"
             first.state, first.code, first.reason = EntryState.FAILED, CRASH_LOOP, text
 
-    def _clear_the_survivor(self) -> ClientEffects[None]:
+    def _reset_delivery_count(self) -> ClientEffects[None]:
         """Release the lease and take it again, so that the node's count of deliveries starts over.
 
         Only while nothing is in hand, because another process may take the name in between.

@@ -130,7 +130,7 @@ def message_of(
         check_object(fact, files)
         envelope = _envelope(transaction, zones, trace_of(transaction) if trace is None else trace)
         valid = validate_fact(envelope, fact, _LIMITS, strict_ids=strict_ids)
-        _check_likeness(fact, valid.new_fact.fact)
+        _check_round_trip(fact, valid.new_fact.fact)
     except FactInvalidError as error:
         raise PayloadError(
             f"transaction {transaction.transaction_id!r} cannot become a fact: {error.message}",
@@ -140,7 +140,7 @@ def message_of(
     return Message(envelope, fact, files)
 
 
-def _check_likeness(fact: Fact, stored: bytes) -> None:
+def _check_round_trip(fact: Fact, stored: bytes) -> None:
     """Refuse values that would arrive changed at a reader of the fact, such as a tuple."""
     read_back = msgspec.json.decode(stored).get("object_json")
     found = difference(fact.object_json, read_back, "fact.object_json")

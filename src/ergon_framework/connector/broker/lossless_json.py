@@ -53,7 +53,7 @@ def _encoded(transaction_id: str, value: Any, document: Mapping[str, Any]) -> by
 def _refused(transaction_id: str, document: Mapping[str, Any]) -> PayloadError:
     path, what, remedy = "payload", "a value that JSON does not give back equal", ""
     for field, value in document.items():
-        found = _culprit(value, field, 0)
+        found = _problem_at(value, field, 0)
         if found is not None:
             path, what, remedy = found
             break
@@ -64,7 +64,7 @@ def _refused(transaction_id: str, document: Mapping[str, Any]) -> PayloadError:
     )
 
 
-def _culprit(value: Any, path: str, depth: int) -> tuple[str, str, str] | None:
+def _problem_at(value: Any, path: str, depth: int) -> tuple[str, str, str] | None:
     """The path of a lossy value, what it is, and what to do about it. None when there is none."""
     if depth > _MAX_DEPTH:
         what = f"nested more than {_MAX_DEPTH} levels deep, or inside itself"
@@ -73,7 +73,7 @@ def _culprit(value: Any, path: str, depth: int) -> tuple[str, str, str] | None:
         for key, inner in value.items():
             if not isinstance(key, str):
                 return path, f"an object with a key of type {type(key).__name__}", "use text keys"
-            found = _culprit(key, f"a key of {path}", depth + 1) or _culprit(
+            found = _problem_at(key, f"a key of {path}", depth + 1) or _problem_at(
                 inner, path + _step(key), depth + 1
             )
             if found is not None:
@@ -81,7 +81,7 @@ def _culprit(value: Any, path: str, depth: int) -> tuple[str, str, str] | None:
         return None
     if isinstance(value, list):
         for index, inner in enumerate(value):
-            found = _culprit(inner, f"{path}[{index}]", depth + 1)
+            found = _problem_at(inner, f"{path}[{index}]", depth + 1)
             if found is not None:
                 return found
         return None

@@ -202,7 +202,7 @@ class DatabaseConnector(ThreadedConsuming):
             return [Observation("table", error.message, remedy, is_grave=True)]
         told = [Observation("table", f"{self._table} has {count} rows due")]
         if dead:
-            remedy = "see why, and mend the rows"
+            remedy = "see why, and fix the rows"
             told.append(Observation("dead letters", f"{dead} rows failed for good", remedy))
         if left_out:
             remedy = "give them what is missing, or name other columns with key= and position="
@@ -327,7 +327,7 @@ class DatabaseConnector(ThreadedConsuming):
 
     def _forget_dropped(self) -> None:
         """Make rows due again, after a while, whose deliveries were dropped."""
-        for row in self._dropped.take_rested(self._now()):
+        for row in self._dropped.take_idle(self._now()):
             if self._in_hand.get(row.key) is row:
                 del self._in_hand[row.key]
 

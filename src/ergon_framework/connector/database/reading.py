@@ -106,7 +106,7 @@ class RowReader:
         """The first rows without a mark, all of which can be marked."""
         while True:
             floor = self._floor(connection)
-            rows = self._rows.due(connection, self.position, self._unmarked(floor), limit)
+            rows = self._rows.due(connection, self.position, self._above_unmarked(floor), limit)
             # Whoever raised it meanwhile has deleted marks: rows that are done would look due.
             if self._floor(connection) == floor:
                 for row in rows:
@@ -141,7 +141,7 @@ class RowReader:
         """How many rows are due."""
         question = sa.select(sa.func.count()).select_from(self._table)
         floor = self._floor(connection)
-        return connection.execute(question.where(*self._unmarked(floor))).scalar_one()
+        return connection.execute(question.where(*self._above_unmarked(floor))).scalar_one()
 
     def find(
         self, connection: sa.Connection, column: sa.Column[Any], text: str
@@ -149,7 +149,7 @@ class RowReader:
         """The row whose column has this text, whether it is done or not."""
         return self._rows.find(connection, column, text)
 
-    def _unmarked(self, floor: Any) -> list[Any]:
+    def _above_unmarked(self, floor: Any) -> list[Any]:
         is_marked = sa.exists().where(self._ours, MARKS.c.key == self._text_key)
         above = [self.position.is_not(None) if floor is None else self.position >= floor]
         return [self.key.is_not(None), *above, ~is_marked, *self._where]
@@ -204,7 +204,7 @@ class RowReader:
         ).fetchall()
         # After the marks: what was under way when they were made has ended, and is seen now.
         lowest = connection.execute(
-            sa.select(sa.func.min(self.position)).where(*self._unmarked(floor))
+            sa.select(sa.func.min(self.position)).where(*self._above_unmarked(floor))
         ).scalar()
         places = {key: decode_position(text) for key, text in marks}
         below = [each for each in places.values() if lowest is None or each < lowest]

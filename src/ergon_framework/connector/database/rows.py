@@ -85,7 +85,7 @@ class TableRows:
             raise ConfigurationError(
                 f"a key or a position in {self._table.fullname} cannot be read, between"
                 f" {self._key.name} and {position.name} ({type(error).__name__})",
-                remedy="mend the row, or leave it out with where=",
+                remedy="fix the row, or leave it out with where=",
             ) from None
         if len({row.key for row in found}) != len(found):
             raise ConfigurationError(

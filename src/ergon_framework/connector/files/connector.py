@@ -177,7 +177,7 @@ class FilesConnector(ThreadedConsuming):
     def health(self) -> bool:
         """Whether it can be used, as far as is known."""
         reader = self._reader
-        return self._connection.state.is_healthy and (reader is None or reader.is_sound)
+        return self._connection.state.is_healthy and (reader is None or reader.is_writable)
 
     def close(self) -> None:
         """Close the connector. Unsettled deliveries go to the next reader. Closing
@@ -299,7 +299,7 @@ class FilesConnector(ThreadedConsuming):
 
     def _give_back_dropped(self) -> None:
         """Make rows due again, after a while, whose deliveries were dropped."""
-        for held in self._dropped.take_rested(current_clock().now()):
+        for held in self._dropped.take_idle(current_clock().now()):
             self._let_go(held)
             if held.reader is self._reader:
                 held.reader.give_back(held)
@@ -349,7 +349,7 @@ class FilesConnector(ThreadedConsuming):
     def _connect(self) -> FilesReader:
         reader = self._reader
         if reader is not None:
-            if reader.mend():
+            if reader.reopen_after_failure():
                 return reader
             self._malformed += reader.malformed
             self._reader = None

@@ -32,13 +32,13 @@ class DeadLetters:
         return self._file.path
 
     @property
-    def is_sound(self) -> bool:
+    def is_writable(self) -> bool:
         """Whether letters can be written."""
-        return self._file.is_sound
+        return self._file.is_writable
 
     def append(self, letters: Iterable[dict[str, Any]]) -> None:
         """Write letters. They are on disk when this returns."""
-        self.mend()
+        self.reopen_after_failure()
         lines = [msgspec.json.encode(each, enc_hook=str) + NEWLINE for each in letters]
         self._file.append(lambda: lines)
 
@@ -49,9 +49,9 @@ class DeadLetters:
                 if text.endswith(NEWLINE):  # the last one may be being written
                     yield msgspec.json.decode(text)
 
-    def mend(self) -> None:
+    def reopen_after_failure(self) -> None:
         """Open the file again after a failed write. Half a letter is cut off."""
-        if not self._file.is_sound:
+        if not self._file.is_writable:
             self._file.close()
             self._file = self._opened()
 

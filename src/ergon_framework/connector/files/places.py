@@ -147,7 +147,7 @@ def observed(address: Address, takes: Callable[[str], bool], state: Path) -> Ite
         remedy = "let this user write there, or name another folder with state="
         yield Observation("state", found, remedy, is_grave=True)
     elif letters.exists() and letters.stat().st_size:
-        remedy = "read it, and put what you mend into a new file"
+        remedy = "read it, and put what you fix into a new file"
         yield Observation("dead letters", f"some are in {letters}", remedy)
 
 

@@ -109,9 +109,9 @@ class Positions:
         self._load()
 
     @property
-    def is_sound(self) -> bool:
+    def is_writable(self) -> bool:
         """Whether a settlement can be recorded without rewriting the journal."""
-        return self._journal.is_sound and self._journal.is_in_place
+        return self._journal.is_writable and self._journal.is_in_place
 
     def has_ended(self, found: FoundFile) -> bool:
         """Whether the file is as it was when its last row was settled."""
@@ -172,9 +172,9 @@ class Positions:
         """Whether the folder that keeps them is still the one of that name."""
         return self._folder.is_in_place
 
-    def mend(self) -> None:
+    def reopen_after_failure(self) -> None:
         """After a failed write, open the journal again and write everything that is known."""
-        if not self.is_sound:
+        if not self.is_writable:
             self._journal.close()
             self._journal = self._opened()
             self._compact()
@@ -193,7 +193,7 @@ class Positions:
         self._ended[file.name] = _ENDED.pack(*keys, place.rows, place.offset, place.check)
 
     def _write(self, entries: list[dict[str, Any]]) -> int:
-        self.mend()
+        self.reopen_after_failure()
         # Before the write: what it says is known to the caller only afterwards.
         if self._entries >= self._compact_at:
             self._compact()

@@ -136,22 +136,22 @@ class FilesReader:
         self._lock = threading.RLock()
 
     @property
-    def is_sound(self) -> bool:
+    def is_writable(self) -> bool:
         """Whether settlements can be recorded."""
-        return self._positions.is_sound and self.letters.is_sound
+        return self._positions.is_writable and self.letters.is_writable
 
     @property
     def unreadable(self) -> list[str]:
         """Files that could not be opened in the last round."""
         return sorted(self._unreadable)
 
-    def mend(self) -> bool:
+    def reopen_after_failure(self) -> bool:
         """Write again what a full disk did not take. False when the folder was replaced."""
         if not (self._place.is_in_place and self._positions.is_in_place):
             return False
         with self._lock:
-            self._positions.mend()
-            self.letters.mend()
+            self._positions.reopen_after_failure()
+            self.letters.reopen_after_failure()
         return True
 
     # ---- delivering -----------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class FilesReader:
         """
         found: list[T] = []
         with self._lock:
-            self._positions.mend()
+            self._positions.reopen_after_failure()
             try:
                 while self._released and len(found) < count and has_room():
                     held = heapq.heappop(self._released)[3]

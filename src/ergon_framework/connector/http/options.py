@@ -64,7 +64,7 @@ def address_of(url: Any, query: Any, prefix: str = POLL) -> Address:
     own = "&".join(each for each in (parts.query, query) if each)
     path = parts.path or "/"
     name = f"{scheme}://{host}{port}{path}"
-    _refuse_odd(path + own)
+    _refuse_unusual_url(path + own)
     return Address(f"{name}{'?' if own else ''}{own}", name, _login(place))
 
 
@@ -162,7 +162,7 @@ def _login(place: BrokerUrl) -> tuple[str, str] | None:
     return place.user or "", place.password or ""
 
 
-def _refuse_odd(text: str) -> None:
+def _refuse_unusual_url(text: str) -> None:
     if not text.isascii() or not text.isprintable() or " " in text:
         raise ConfigurationError(
             "the path or the query of the URL has a character that URLs do not have",

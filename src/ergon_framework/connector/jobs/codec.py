@@ -95,11 +95,11 @@ def job_of(
         job = client.job(_routed(transaction, *routed), args, kwargs, **about)
     except JobError as error:
         raise _refused(transaction.transaction_id, error) from error
-    _check_likeness(transaction, job)
+    _check_round_trip(transaction, job)
     return job
 
 
-def _check_likeness(transaction: Transaction, job: NewJob) -> None:
+def _check_round_trip(transaction: Transaction, job: NewJob) -> None:
     """Refuse values that would arrive changed at a consumer of the job, such as a tuple."""
     found = difference(transaction.payload, _payload(job), "payload")
     if found is not None:

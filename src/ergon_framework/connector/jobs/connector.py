@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from pydantic import ValidationError
 
 from ergon_framework.connector.base import (
-    ThreadedTwins,
+    ThreadedProducing,
     check_batch_size,
     refuse_extra,
     settling,
@@ -123,7 +123,7 @@ DEFAULT_EXECUTOR = "connector"
 _WAITING = (JobStatus.PENDING, JobStatus.RETRYING)
 
 
-class JobsConnector(ThreadedTwins):
+class JobsConnector(ThreadedProducing):
     """Consumes the jobs of one queue, and produces jobs into it.
 
     ``store`` is the URL of a job store, or an open one, which stays the caller's to close.

@@ -84,7 +84,7 @@ class AppendFile:
         return os.fstat(self._file.fileno()).st_size
 
     @property
-    def is_sound(self) -> bool:
+    def is_writable(self) -> bool:
         """Whether it takes further writes."""
         return self._broken is None and not self._file.closed
 
@@ -240,7 +240,7 @@ class AppendFile:
         if self._broken is not None:
             raise JsonlConnectorError(
                 f"{self.path} failed before ({self._broken.strerror}); what it holds is uncertain",
-                remedy="close the connector, mend the disk, and open a new one",
+                remedy="close the connector, fix the disk, and open a new one",
             ) from self._broken
         if self._file.closed:
             raise JsonlConnectorError(
@@ -256,7 +256,7 @@ class AppendFile:
         self._broken = error
         raise JsonlConnectorError(
             f"cannot write {self.path}: {error.strerror}",
-            remedy="close the connector, free space or mend the disk, and open a new one",
+            remedy="close the connector, free space or fix the disk, and open a new one",
         ) from error
 
 
@@ -387,9 +387,9 @@ class RotatingWriter:
         self._part = None
 
     @property
-    def is_sound(self) -> bool:
+    def is_writable(self) -> bool:
         """Whether lines can still be written."""
-        return self._part is None or self._part.is_sound
+        return self._part is None or self._part.is_writable
 
     def append(self, lines: list[bytes]) -> None:
         """Write all lines into one part. On disk when this returns.
@@ -413,7 +413,7 @@ class RotatingWriter:
             if self._closed:
                 raise JsonlConnectorError("the outbox is closed", remedy="open a new connector")
             part = self._part
-            if part is not None and not part.is_sound:
+            if part is not None and not part.is_writable:
                 # What failed was refused, and nobody knows what of it is on disk: nothing is put
                 # behind it, where half a line could take a whole one with it.
                 self._last = max([self._last, *self._numbers()])

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self, cast
 
 from ergon_framework.connector.base import (
     Delivered,
-    ThreadedTwins,
+    ThreadedProducing,
     check_batch_size,
     refuse_extra,
     settling,
@@ -43,7 +43,7 @@ class _Delivery(Delivered):
     line: InboxLine
 
 
-class JsonlConnector(ThreadedTwins):
+class JsonlConnector(ThreadedProducing):
     """Consumes JSON Lines files from ``inbox`` and produces them into ``outbox``.
 
     Either may be left out, and both may be the same directory, which makes it a durable queue. One
@@ -171,7 +171,7 @@ class JsonlConnector(ThreadedTwins):
             self._inbox,
             self._outbox,
         ]
-        return not self._closed and all(part is None or part.is_sound for part in parts)
+        return not self._closed and all(part is None or part.is_writable for part in parts)
 
     def close(self) -> None:
         """Close every file. What is in flight is delivered again to the next connector."""

@@ -338,9 +338,9 @@ class CommittedOffsets:
         self._compact()
 
     @property
-    def is_sound(self) -> bool:
+    def is_writable(self) -> bool:
         """Whether further settlements can be recorded."""
-        return self._journal.is_sound and self._journal.is_in_place
+        return self._journal.is_writable and self._journal.is_in_place
 
     def of(self, name: str) -> FileProgress:
         """What is known about the file ``name``; a fresh start when nothing is."""

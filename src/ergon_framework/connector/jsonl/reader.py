@@ -120,9 +120,9 @@ class DirectoryReader(Generic[T]):
         self._lock = threading.RLock()
 
     @property
-    def is_sound(self) -> bool:
+    def is_writable(self) -> bool:
         """Whether settlements can still be written down."""
-        return self._dead.is_sound and self._progress.is_sound
+        return self._dead.is_writable and self._progress.is_writable
 
     def take(self, count: int) -> list[tuple[InboxLine, T]]:
         """Up to ``count`` items in order: what was given back first, then by file and line.
@@ -270,7 +270,7 @@ class DirectoryReader(Generic[T]):
             return self._parse(line)
         except MalformedLineError as error:
             raise MalformedLineError(
-                f"{place}: {error.message}", remedy="mend the line and put it into a new file"
+                f"{place}: {error.message}", remedy="fix the line and put it into a new file"
             ) from error
 
     def _set_aside_malformed(self, malformed: list[tuple[InboxLine, MalformedLineError]]) -> None:

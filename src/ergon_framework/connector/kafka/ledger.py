@@ -190,7 +190,7 @@ class OffsetLedger:
         return max(0, self._max_count - self.held) if self.held_bytes < self._max_bytes else 0
 
     @property
-    def is_hungry(self) -> bool:
+    def can_poll(self) -> bool:
         """Whether polling is worth while: a quarter is free, or nothing is left to hand out.
 
         Asked at every settlement, it would otherwise be done for each message by itself.
@@ -204,7 +204,7 @@ class OffsetLedger:
         """Whether a message may be handed out now."""
         return bool(self._fresh or self._again)
 
-    def crowded(self) -> set[Partition]:
+    def full_partitions(self) -> set[Partition]:
         """Partitions that must not be polled: too much was polled behind an unsettled message."""
         return {key for key, log in self._logs.items() if len(log.entries) >= self._window}
 

@@ -212,7 +212,7 @@ class GroupMember:
         """How many messages may be polled. It waits a moment for room, and so for settlements."""
         ledger, now = self._ledger, SYSTEM_CLOCK.now()
         with self._lock:
-            while not ledger.is_hungry and not self._is_closing:
+            while not ledger.can_poll and not self._is_closing:
                 # With a little room it looks as often as it does without messages: it has to commit
                 # and to hear of rebalances.
                 until = now + (POLL if ledger.room else FULL)
@@ -225,7 +225,7 @@ class GroupMember:
 
     def _poll(self, room: int) -> None:
         with self._lock:
-            too_full = set(self._ledger.crowded() if room else self._ledger.partitions)
+            too_full = set(self._ledger.full_partitions() if room else self._ledger.partitions)
         self._pause(too_full - self._paused)
         self._resume(self._paused - too_full)
         first = self._consumer.poll(POLL if room else 0)
@@ -252,7 +252,7 @@ class GroupMember:
             self._ledger.reach_end(where)
             self._trouble = ""
         else:
-            self._complain(error)
+            self._note_broker_error(error)
 
     def _pause(self, partitions: set[Partition]) -> None:
         if partitions:
@@ -282,7 +282,7 @@ class GroupMember:
         """The client library tells how a commit ended, while it is polled."""
         self._is_committing = False
         if error is not None:
-            self._complain(error)  # the offsets are committed with the next ones
+            self._note_broker_error(error)  # the offsets are committed with the next ones
             return
         taken = [
             ((each.topic, each.partition), each.offset) for each in partitions if not each.error
@@ -384,10 +384,10 @@ class GroupMember:
 
     def _on_error(self, error: Any) -> None:
         with self._lock:
-            self._complain(error)
+            self._note_broker_error(error)
             self._changed.notify_all()
 
-    def _complain(self, error: Any) -> None:
+    def _note_broker_error(self, error: Any) -> None:
         """Remember an error of the brokers, and log it when it is new."""
         told = error.str()
         if error.code() in _rebalancing():
@@ -414,7 +414,7 @@ class GroupMember:
             self._waiting -= 1
 
     def _tell_of_room(self) -> None:
-        if self._waits_for_room and self._ledger.is_hungry:
+        if self._waits_for_room and self._ledger.can_poll:
             self._waits_for_room = False  # told once: it may take a while until its thread runs
             self._room_made.notify_all()
 
@@ -440,7 +440,7 @@ def _codes() -> Any:
 
 
 def _refusals() -> frozenset[int]:
-    """Errors that waiting does not mend."""
+    """Errors that waiting does not fix."""
     codes = _codes()
     return frozenset(
         {

@@ -260,7 +260,7 @@ class MqttSession:
         if code in _REFUSALS:
             raise ConfigurationError(
                 f"{url.name} refuses the login (reason code {code:#x})",
-                remedy="mend user, password or client_id",
+                remedy="fix user, password or client_id",
             )
         if code >= FAILED:
             raise ConnectionError(f"the broker refuses the connection (reason code {code:#x})")
@@ -285,7 +285,7 @@ class MqttSession:
         if code >= FAILED:
             raise ConfigurationError(
                 f"{self._options.url.name} refuses the subscription (reason code {code:#x})",
-                remedy="mend the topic, or what the broker allows the user",
+                remedy="fix the topic, or what the broker allows the user",
             )
 
     def pop(self, batch_size: int) -> list[Arrived]:
@@ -400,7 +400,9 @@ class MqttSession:
         self._answered("publish", mid, code.value)
 
     def _on_disconnect(self, _client: Any, _data: Any, _flags: Any, code: Any, _more: Any) -> None:
-        error: Exception = ConnectionError(f"the connection was lost ({code}){self._guess()}")
+        error: Exception = ConnectionError(
+            f"the connection was lost ({code}){self._guess_takeover()}"
+        )
         if code.value == TAKEN_OVER:
             error = ConfigurationError(
                 f"another connection to {self._options.url.name} has taken over the session"
@@ -416,7 +418,7 @@ class MqttSession:
                 future.set_exception(error)
         self._wakeup.notify()
 
-    def _guess(self) -> str:
+    def _guess_takeover(self) -> str:
         """Some brokers close the connection of a session that is taken over, and say nothing."""
         name, opened_at = self._options.client_id, self._opened_at
         if name is None or opened_at is None or SYSTEM_CLOCK.now() - opened_at >= SETTLED:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from urllib.parse import urlencode
 
-from ergon_framework.connector.base import ThreadedTwins, refuse_extra
+from ergon_framework.connector.base import ThreadedProducing, refuse_extra
 from ergon_framework.connector.broker.dead_letters import is_taken_in
 from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES
 from ergon_framework.connector.broker.leased_source import LeasedSource
@@ -67,7 +67,7 @@ class _Held(NamedTuple):
     """The connection that brought it."""
 
 
-class NatsConnector(ThreadedTwins):
+class NatsConnector(ThreadedProducing):
     """Consumes a stream through a durable pull consumer, and publishes to a subject.
 
     ``consumer`` is the durable name to read ``stream`` under; the server's consumer is made when

@@ -55,7 +55,7 @@ class _Link:
         finally:
             del self._waiting[number]
 
-    async def hear(self, message: Msg) -> None:
+    async def on_message(self, message: Msg) -> None:
         """The server confirms a settlement, or says that nobody is there to take it."""
         heard = self._waiting.get(message.subject.rpartition(".")[2])
         if heard is not None and not heard.done():
@@ -171,7 +171,7 @@ class LoopSettlement:
         link = _Link(client)
         made.append(link)
         try:
-            await client.subscribe(f"{link.inbox}.*", cb=link.hear)
+            await client.subscribe(f"{link.inbox}.*", cb=link.on_message)
         except BaseException:
             await self._end(link)
             raise

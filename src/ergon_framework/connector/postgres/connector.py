@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 from urllib.parse import urlencode
 
 from ergon_framework.connector.base import (
-    ThreadedTwins,
+    ThreadedProducing,
     refuse_extra,
 )
 from ergon_framework.connector.broker.in_flight import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES
@@ -54,7 +54,7 @@ _STANDBY = 1.0
 """The same for a reader that stands by while another one has the table."""
 
 
-class PostgresConnector(ThreadedTwins):
+class PostgresConnector(ThreadedProducing):
     """Consumes the rows of a table, and inserts rows into it.
 
     ``columns`` says which columns play which role: ``"headers, status=state, lease, visible_at"``.

@@ -98,7 +98,7 @@ def refused(error: BaseException, name: str, queue: str) -> ConfigurationError |
     words, code = texts(error), reply_code(error)
     if "AuthenticationError" in words:  # also inside ProbableAuthenticationError
         return ConfigurationError(
-            f"{name} refuses the login", remedy="mend user and password in the URL, or sasl"
+            f"{name} refuses the login", remedy="fix user and password in the URL, or sasl"
         )
     # aiormq does not say why the broker closed where it should have opened the virtual host.
     if code == NOT_ALLOWED or any(each in words for each in _NO_VHOST):

@@ -75,7 +75,7 @@ class LenientTimestamps:
         return _TIMESTAMP_BYTES, None
 
 
-def be_lenient() -> None:
+def accept_bad_timestamps() -> None:
     """Make the decoder of this process leave out timestamps that it cannot decode.
 
     The decoder has a table of types and no setting. Nothing changes for timestamps that it can
@@ -180,7 +180,7 @@ class AioConsumer(_AioConnection):
         self, connect: Connect, plans: Sequence[QueuePlan], *, may_declare: bool
     ) -> None:
         """Connect, and declare the queues."""
-        be_lenient()
+        accept_bad_timestamps()
         try:
             self._channel = await self._open_channel(connect, confirms=False)
             for plan in plans:

@@ -256,7 +256,7 @@ class PikaConsumer:
                 lambda _channel, error: self._connection.gone(error)
             )
             empty = [pika.spec.Basic.GetEmpty]
-            self._channel.add_callback(lambda _: self._got_message(None), empty, one_shot=False)
+            self._channel.add_callback(lambda _: self._on_message(None), empty, one_shot=False)
             self._channel.add_on_cancel_callback(
                 lambda _: self._connection.gone(queue_deleted(self._queue))
             )
@@ -349,7 +349,7 @@ class PikaConsumer:
         def begin(done: Done) -> None:
             self._got = done
             channel.basic_get(
-                self._queue, lambda _, *message: self._got_message(self._received(*message))
+                self._queue, lambda _, *message: self._on_message(self._received(*message))
             )
 
         found = self._connection.ask(begin, channel)
@@ -362,7 +362,7 @@ class PikaConsumer:
             with self._lock:
                 self._buffer.append(found)
 
-    def _got_message(self, received: Received | None) -> None:
+    def _on_message(self, received: Received | None) -> None:
         got, self._got = self._got, None
         if got is not None:
             got(received)

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 
 from ergon_framework.connector.base import (
     Delivered,
-    ThreadedTwins,
+    ThreadedProducing,
     check_batch_size,
     refuse_extra,
     settling,
@@ -93,7 +93,7 @@ class _Delivery(Delivered):
     held: HeldEntry
 
 
-class RedisStreamsConnector(ThreadedTwins):
+class RedisStreamsConnector(ThreadedProducing):
     """Consumes a Redis stream through a consumer group, and produces into it.
 
     An entry is delivered to one consumer of the group. One that dies is found by its silence:

@@ -19,7 +19,7 @@ class JobRowPage(NamedTuple):
     """What was read: the jobs, and the rows that are none."""
 
     jobs: list[Job]
-    odd: list[Unreadable]
+    unreadable: list[Unreadable]
     size: int
     last: int  # the number of the last row
 
@@ -52,7 +52,7 @@ def jobs_in_pages(
         size = min(page_size, left)
         page = read(size, last)
         yield from page.jobs
-        for each in page.odd:
+        for each in page.unreadable:
             log.left_out(each)
         if page.size < size:
             return
@@ -73,7 +73,7 @@ def page_among(
         page = read(numbers[first : first + PAGE_SIZE], size - found.size)
         found = JobRowPage(
             found.jobs + page.jobs,
-            found.odd + page.odd,
+            found.unreadable + page.unreadable,
             found.size + page.size,
             page.last or found.last,
         )

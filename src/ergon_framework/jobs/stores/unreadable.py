@@ -39,7 +39,7 @@ _instants = attrgetter(*_ALL_INSTANTS)
 _typed = attrgetter(
     *_NUMBERS, *_TEXTS, *_OPTIONAL_TEXTS, *_ALL_INSTANTS, "args", "kwargs", "result"
 )
-_sound: set[tuple[type, ...]] = set()
+_known_types: set[tuple[type, ...]] = set()
 """Types of the fields of rows that were found sound; a few hundred at most, as there are types."""
 _Items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _Fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -141,9 +141,9 @@ def checked(job: Job) -> Job:
     """The same job, if each of its fields is of the type that it has everywhere else."""
     # Of all rows that are read nearly all have types that were met before, and sound ones.
     types = tuple(map(type, _typed(job)))
-    if types not in _sound:
+    if types not in _known_types:
         _check_types(job)
-        _sound.add(types)
+        _known_types.add(types)
     for name, value in zip(_ALL_INSTANTS, _instants(job), strict=True):
         if value is not None and not _EARLIEST <= value < _END:  # which neither holds for NaN
             check_instant(name, value)

@@ -98,7 +98,7 @@ class MigrationDatabase:
             hide_parameters=True,
         )
         if self.file is None and not self.is_shared:
-            event.listen(engine, "connect", _greet)
+            event.listen(engine, "connect", _set_up_connection)
         try:
             with engine.begin() as connection:
                 if self.file is not None:
@@ -123,7 +123,7 @@ class MigrationDatabase:
         )
 
 
-def _greet(connection: Any, _record: Any) -> None:
+def _set_up_connection(connection: Any, _record: Any) -> None:
     import psycopg
 
     from ergon_framework.storage.postgres.pool import SESSION_SETTINGS

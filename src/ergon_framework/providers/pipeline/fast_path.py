@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from ergon_framework.core.circuit_breaker import CircuitState, Permit
-from ergon_framework.core.provider_call import GuardEnd, may_sit_out
+from ergon_framework.core.provider_call import GuardEnd, may_wait_for_pause
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import AttemptOutcome, AttemptRow
 from ergon_framework.providers.errors import Reason
@@ -316,7 +316,7 @@ def _paused(
     """The refusal of a call in a pause that it may not sit out, as the guard would decide."""
     policy = runtime.policy
     wait, seconds = circuit.cooldown(policy.longest_cooldown), seconds_of(given, policy.budget)
-    if wait <= 0 or may_sit_out(wait, seconds):
+    if wait <= 0 or may_wait_for_pause(wait, seconds):
         return None
     return _refused(runtime, lane, given, _COOLDOWN, wait)
 

@@ -21,13 +21,13 @@ from ergon_framework.ports.unit_of_work import UnitOfWork
 from ergon_framework.providers.errors import ProviderBadRequestError
 from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.redaction import plain_json, strip_secrets
-from ergon_framework.redaction import squeezed
+from ergon_framework.redaction import normalised_name
 
 VERSION = 1
 """The version of how keys are computed. A change means that no old key matches a new call."""
 
 VOLATILE_NAMES = frozenset(
-    squeezed(name)
+    normalised_name(name)
     for name in ("correlation_id", "request_id", "trace_id", "span_id", "traceparent", "tracestate")
 )
 """Fields that differ between two sendings of one request, and say nothing about it."""
@@ -70,7 +70,7 @@ def _canonical(value: Any, volatile: frozenset[str]) -> Any:
         return {
             name: _canonical(each, volatile)
             for name, each in value.items()
-            if squeezed(name) not in volatile
+            if normalised_name(name) not in volatile
         }
     if isinstance(value, list):
         return [_canonical(each, volatile) for each in value]

@@ -54,7 +54,7 @@ class LazyOpen(Generic[T]):
     def open_early(self) -> None:
         """Open it; if the database is only away, the first call that needs it tries again.
 
-        A database of the wrong version, or a file that is none, does not mend itself: that is
+        A database of the wrong version, or a file that is none, does not fix itself: that is
         raised.
         """
         try:

@@ -81,7 +81,7 @@ class _Session:
         self._when_over = when_over
         self._when_denied = when_denied
 
-    async def hear(self, message: Msg) -> None:
+    async def on_message(self, message: Msg) -> None:
         """Take a reply and wake the caller."""
         asked = self.asked.get(message.subject.rpartition(".")[2])
         # An answer may come after its request was given up; the number is never used again.
@@ -334,7 +334,7 @@ class NatsClient:
             # One subscription for all answers: a subscription per request would cost a round trip
             # each.
             await client.subscribe(
-                f"{session.inbox}.*", cb=session.hear, pending_bytes_limit=_MAX_PENDING_BYTES
+                f"{session.inbox}.*", cb=session.on_message, pending_bytes_limit=_MAX_PENDING_BYTES
             )
             # A new connection knows nothing of earlier subscriptions; without these, nobody would
             # be woken any more.
@@ -381,10 +381,10 @@ def headers_of(message: Msg) -> dict[str, str]:
 
 
 async def _subscribe(client: Client, subject: str, callback: Callable[[], None]) -> None:
-    async def hear(_: Msg) -> None:
+    async def on_message(_: Msg) -> None:
         callback()
 
-    await client.subscribe(subject, cb=hear)
+    await client.subscribe(subject, cb=on_message)
 
 
 def is_lost(error: StoreUnavailableError) -> bool:

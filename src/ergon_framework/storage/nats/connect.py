@@ -250,7 +250,7 @@ async def connect(
     timeouts: NatsTimeouts = DEFAULT_TIMEOUTS,
     when_denied: Callable[[PermissionsError], None] = lambda _: None,
 ) -> PatchedClient:
-    """A connection, not mended when it is lost: ``when_over`` is called then.
+    """A connection, not fixed when it is lost: ``when_over`` is called then.
 
     ``when_denied`` is called when the server says that the user lacks a permission: it says so
     beside the request, which it does not answer.

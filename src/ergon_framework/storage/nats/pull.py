@@ -118,12 +118,12 @@ class PullSubscription:
         if client is not self._connection:
             self._inbox = client.new_inbox()
             await client.subscribe(
-                f"{self._inbox}.*", cb=self._hear, pending_bytes_limit=_BYTES_LIMIT
+                f"{self._inbox}.*", cb=self._on_message, pending_bytes_limit=_BYTES_LIMIT
             )
             self._connection = client
         return client
 
-    async def _hear(self, message: Msg) -> None:
+    async def _on_message(self, message: Msg) -> None:
         if message.subject.startswith(self._inbox):  # a message has the subject it was stored under
             if message.subject == self._number:
                 headers = headers_of(message)

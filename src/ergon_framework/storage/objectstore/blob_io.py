@@ -220,7 +220,7 @@ BLOCK = 1 << 20  # bytes that are read at once
 _MAX_NAMED = 10  # damaged blobs that an error names
 
 
-def flaw(store: ObjectStore, digest: bytes, size: int) -> str | None:
+def blob_problem(store: ObjectStore, digest: bytes, size: int) -> str | None:
     """What is wrong with a blob, or None. Only a closed store is an error."""
     download = store.open(digest)
     if download is None:

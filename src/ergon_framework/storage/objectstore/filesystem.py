@@ -34,9 +34,9 @@ from ergon_framework.storage.objectstore.blob_io import (
     DirectWriter,
     HashPool,
     after,
+    blob_problem,
     checked,
     copy_blobs,
-    flaw,
 )
 from ergon_framework.storage.objectstore.disk import sync_file, sync_folder
 from ergon_framework.storage.secure_files import open_file
@@ -476,7 +476,7 @@ class FilesystemObjectStore:
 
     def verify(self, digest: bytes, size: int) -> str | None:
         """Read them all and compare; what is wrong with them, or None."""
-        return flaw(self, digest, size)
+        return blob_problem(self, digest, size)
 
     def digests(self) -> Iterator[bytes]:
         """Everything that is there, in no order."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.ports.objectstore import Blob
-from ergon_framework.storage.objectstore.blob_io import checked, compare, copy_blobs, flaw
+from ergon_framework.storage.objectstore.blob_io import blob_problem, checked, compare, copy_blobs
 from ergon_framework.storage.objectstore.filesystem import FilesystemObjectStore
 
 
@@ -64,7 +64,7 @@ class MemoryObjectStore:
 
     def verify(self, digest: bytes, size: int) -> str | None:
         """Read them all and compare; what is wrong with them, or None."""
-        return flaw(self, digest, size)
+        return blob_problem(self, digest, size)
 
     def delete(self, digest: bytes) -> bool:
         """Remove them; whether they were there."""

@@ -18,7 +18,7 @@ from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.ports.objectstore import Blob
 from ergon_framework.storage.conflicts import retry_conflicts
 from ergon_framework.storage.failpoints import declare, failpoint
-from ergon_framework.storage.objectstore.blob_io import Dated, checked, copy_blobs, flaw
+from ergon_framework.storage.objectstore.blob_io import Dated, blob_problem, checked, copy_blobs
 from ergon_framework.storage.objectstore.disk import make_folder, told
 from ergon_framework.storage.objectstore.filesystem import (
     FilesystemObjectStore,
@@ -236,7 +236,7 @@ class S3ObjectStore:
 
     def verify(self, digest: bytes, size: int) -> str | None:
         """Read them all and compare; what is wrong with them, or None."""
-        return flaw(self, digest, size)
+        return blob_problem(self, digest, size)
 
     def digests(self) -> Iterator[bytes]:
         """Everything that is there, in no order."""

@@ -32,7 +32,7 @@ from ergon_framework.storage.redis.errors import (
     away,
     closed,
     closed_meanwhile,
-    is_deposed,
+    is_replica_error,
     lost,
     silent,
     translate,
@@ -363,7 +363,7 @@ class RedisClient:
             return answer
         except exceptions.ResponseError as error:
             is_whole = True
-            if is_deposed(error):
+            if is_replica_error(error):
                 self._leave(pool)
             raise
         except (exceptions.BusyLoadingError, exceptions.AuthenticationError) as error:

@@ -27,7 +27,7 @@ _DEPOSED = ("READONLY", "MASTERDOWN")
 # The error code of a command inside of a script stands somewhere in the text.
 
 
-def is_deposed(error: exceptions.ResponseError) -> bool:
+def is_replica_error(error: exceptions.ResponseError) -> bool:
     """Whether the server that answered is a replica."""
     text = first_line(error)
     return isinstance(error, exceptions.ReadOnlyError) or any(each in text for each in _DEPOSED)

@@ -503,18 +503,18 @@ class ReadPool:
     def read(self, work: Callable[[sqlite3.Connection], T], timeout: float) -> T:
         """Run ``work`` on the state of the last commit."""
         reader = self._take(timeout)
-        is_sound = True
+        is_usable = True
         try:
             reader.connection.execute("BEGIN")
             return work(reader.connection)
         except sqlite3.Error as error:
-            is_sound = not is_spent(error)
+            is_usable = not is_spent(error)
             ours = translate(error, self._path)
             if ours is None:
                 raise
             raise ours from error
         finally:
-            self._give_back(reader, is_sound)
+            self._give_back(reader, is_usable)
 
     def data_version(self, timeout: float) -> int:
         """A number that changes when any connection has committed."""
@@ -581,16 +581,16 @@ class ReadPool:
                 raise self._translated(error) from error
             raise
 
-    def _give_back(self, reader: _Reader, is_sound: bool) -> None:
+    def _give_back(self, reader: _Reader, is_usable: bool) -> None:
         connection = reader.connection
         try:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
         except sqlite3.Error:
-            is_sound = False
+            is_usable = False
         with self._free:
             self._busy -= 1
-            if is_sound and not self._is_closed:
+            if is_usable and not self._is_closed:
                 self._idle.append(reader)
             else:
                 reader.close()

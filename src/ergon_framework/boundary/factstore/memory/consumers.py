@@ -208,7 +208,7 @@ def _released(state: ZoneState, one: ConsumerInfo, limit: int, max_bytes: int) -
     below = [item for item in state.released_to(one.name) if item.offset <= one.cursor]
     for item in sorted(below, key=lambda item: item.offset):
         row = memory_log.row(item.offset)
-        if row is not None and memory_log.is_sound(row):
+        if row is not None and memory_log.is_intact(row):
             rows.append(row)
         else:
             state.items[item.id] = replace(item, state="quarantined", reason="corrupted")
@@ -223,7 +223,7 @@ def _next(state: ZoneState, one: ConsumerInfo, limit: int, max_bytes: int, now: 
     passed: list[Gap] = []
     for row in memory_log.after(one.cursor, one.to_zone):
         at = row.fact.offset
-        if memory_log.is_sound(row) or memory_log.gaps_within(one.cursor, at - 1):
+        if memory_log.is_intact(row) or memory_log.gaps_within(one.cursor, at - 1):
             break  # a gap is reported, and confirmed, before what lies behind it is delivered
         _pass(state, one, memory_log, at, now)
         passed.append(Gap(one.log, at, at, "corrupted", now))

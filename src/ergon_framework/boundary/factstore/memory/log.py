@@ -18,7 +18,7 @@ from ergon_framework.ports.factstore import (
     BeforeWait,
     CapacityExceeded,
     Conflict,
-    Flaw,
+    Corruption,
     Gap,
     LedgerEntry,
     Link,
@@ -120,15 +120,15 @@ class MemoryFactLog:
             memory_logs = [each for each in _in_order(state) if log in {None, each.name}]
             return [gap for memory_log in memory_logs for gap in memory_log.gaps]
 
-    def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
+    def verify(self, log: str, after: int = 0) -> Iterator[Corruption | int]:
         """Walk the hash chain as it was when the walk began."""
         with self._database.step() as state:
             memory_log = state.logs.get(log) or MemoryLog(log)
             rows = memory_log.rows[max(0, after + 1 - memory_log.first) :]
-            flaws = {row.fact.offset for row in rows if not memory_log.is_sound(row)}
+            problems = {row.fact.offset for row in rows if not memory_log.is_intact(row)}
         for row in rows:
-            if row.fact.offset in flaws:
-                yield Flaw(log, row.fact.offset, "it is not what was stored there")
+            if row.fact.offset in problems:
+                yield Corruption(log, row.fact.offset, "it is not what was stored there")
             yield row.fact.offset
 
     def receive(
@@ -219,7 +219,7 @@ def _known(memory_log: MemoryLog, new: NewFact) -> Appended | Conflict | None:
     row = memory_log.row(found.offset)
     if row is None:
         return Appended(found.offset, True)
-    if memory_log.is_sound(row):
+    if memory_log.is_intact(row):
         return Appended(found.offset, True, row.fact.envelope)
     if memory_log.is_repaired(row, new):
         return Appended(found.offset, True, row.fact.envelope, is_repaired=True)

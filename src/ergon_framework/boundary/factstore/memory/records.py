@@ -111,7 +111,7 @@ def _latest_below(memory_log: MemoryLog) -> dict[str, int]:
 def _facts(state: ZoneState) -> Iterator[FactRecord]:
     for memory_log in sorted(state.logs.values(), key=lambda each: each.number):
         for row in memory_log.rows:
-            if not memory_log.is_sound(row):
+            if not memory_log.is_intact(row):
                 raise corrupted(memory_log.name, row.fact.offset, "memory")
             yield FactRecord(memory_log.number, memory_log.name, row.seen(None), row.chain)
 

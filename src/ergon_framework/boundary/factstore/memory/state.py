@@ -193,7 +193,7 @@ class MemoryLog:
         row = self.row(offset)
         return b"" if row is None else row.chain
 
-    def is_sound(self, row: MemoryRow) -> bool:
+    def is_intact(self, row: MemoryRow) -> bool:
         """Whether a row is still what was put there."""
         return row.chain == self._link(self.chain_at(row.fact.offset - 1), row.total, row.fact)
 
@@ -202,7 +202,7 @@ class MemoryLog:
         stored = row.fact.envelope, row.fact.fact
         for envelope, fact in contents(stored, prepare(self.name, duplicate)):
             whole = replace(row, fact=replace(row.fact, envelope=envelope, fact=fact))
-            if self.is_sound(whole):
+            if self.is_intact(whole):
                 row.fact = whole.fact
                 return True
         return False
@@ -221,7 +221,7 @@ class MemoryLog:
         """A stretch that ends at a limit, before a corrupted row, or at the head."""
         rows = list(self.after(after, to_zone))
         # Nothing behind a corrupted row: facts are given out in order, and none is passed over.
-        given = fitting(takewhile(self.is_sound, rows), limit, max_bytes)
+        given = fitting(takewhile(self.is_intact, rows), limit, max_bytes)
         through = self.head
         if len(given) < len(rows):
             through = given[-1].fact.offset if given else rows[0].fact.offset - 1

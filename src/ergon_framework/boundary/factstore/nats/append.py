@@ -46,7 +46,7 @@ class StreamPlacement:
         entry = self._transaction.known_entry(log_state, known)
         if entry is None or entry.seal is not None:
             envelope = known.envelope if entry is None else entry.envelope
-            return KnownFact(known.offset, known.digest, Condition.SOUND, envelope)
+            return KnownFact(known.offset, known.digest, Condition.INTACT, envelope)
         is_same = fact.new.digest.startswith(known.digest)
         repaired = self._transaction.repair(log_state, known, fact) if is_same else None
         if repaired is None:

@@ -194,7 +194,7 @@ class NatsConsumers:
                 if one.held_until != before.held_until:  # that is written, though it is refused
                     transaction.put(transaction.subjects.consumer(name), one)
                 return error
-            if _spoilt(transaction, one):
+            if _set_aside_undeliverable(transaction, one):
                 if one != before:
                     transaction.put(transaction.subjects.consumer(name), one)
                 return None  # that is written, whatever is wrong with what comes next
@@ -330,7 +330,7 @@ def _below(transaction: StreamTransaction, one: ConsumerRecord) -> list[Quaranti
     return sorted(below, key=lambda item: item.offset)
 
 
-def _spoilt(transaction: StreamTransaction, one: ConsumerRecord) -> bool:
+def _set_aside_undeliverable(transaction: StreamTransaction, one: ConsumerRecord) -> bool:
     """Set aside again what was released and can no longer be delivered; whether there was any."""
     log_state, is_any = transaction.log_state(one.log), False
     if log_state is None:

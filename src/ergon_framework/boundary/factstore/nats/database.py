@@ -171,7 +171,7 @@ class NatsDatabase:
                 raise ConflictError
             # Under the lock, because writers change the same memory.
             with self._turn:
-                self._memory.learn(transaction.memory)
+                self._memory.adopt_records(transaction.memory)
             return result
 
         return self._retry(attempt)
@@ -228,11 +228,11 @@ class NatsDatabase:
                 raise ConflictError
             return transaction, result
 
-        def distrust_memory() -> None:
+        def invalidate_cache() -> None:
             nonlocal is_sure
             is_sure = True
 
-        return self._retry(attempt, before_retry=distrust_memory)
+        return self._retry(attempt, before_retry=invalidate_cache)
 
     def compare_and_set(self, work: Callable[[StreamTransaction], T], call: str, subject: str) -> T:
         """Run a step that depends on one record and writes only that record.
@@ -293,8 +293,8 @@ class NatsDatabase:
     def _trim(self) -> None:
         """Remove what records were before: all but two, of which one undoes half a commit."""
         with self._turn:
-            worn = self._memory.worn()
-        for subject in worn:
+            records_to_trim = self._memory.records_to_trim()
+        for subject in records_to_trim:
             with suppress(StoreError):  # another time will do
                 self.stream.trim(subject, KEPT_MESSAGES)
 
@@ -339,7 +339,7 @@ class NatsDatabase:
         connections = self.stream.client.connections
         # Another connection may lead to a server that has lost its last messages.
         if self._connections != connections:
-            self.opening.mend(self._memory.highest, self.clock)
+            self.opening.repair(self._memory.highest, self.clock)
             self._connections = connections
             last = self.opening.standing().last
             self._memory.begin_anew(last)

@@ -57,7 +57,7 @@ from ergon_framework.ports.factstore import (
     BeforeWait,
     CapacityExceeded,
     Conflict,
-    Flaw,
+    Corruption,
     Gap,
     LedgerEntry,
     Link,
@@ -253,12 +253,12 @@ class NatsLog:
 
         return self._database.read(work)
 
-    def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
+    def verify(self, log: str, after: int = 0) -> Iterator[Corruption | int]:
         """Walk the hash chain as it was when the walk began."""
         log_state = self._database.read(lambda transaction: transaction.log_state(log))
         at = after if log_state is None else max(after, log_state.first - 1)
         while log_state is not None and at < log_state.head:
-            found, at = self._database.read(_leg(log_state, at))
+            found, at = self._database.read(_verify_step(log_state, at))
             yield from found
 
     # ---- what peers have ------------------------------------------------------------------------
@@ -484,22 +484,24 @@ def _readers(transaction: StreamTransaction, log: str) -> list[ConsumerRecord]:
     return [each for each in found if each.log == log and not each.is_gone]
 
 
-def _leg(
+def _verify_step(
     log_state: LogState, at: int
-) -> Callable[[StreamTransaction], tuple[list[Flaw | int], int]]:
+) -> Callable[[StreamTransaction], tuple[list[Corruption | int], int]]:
     """Some steps of the walk along a log, and where they ended."""
 
-    def work(transaction: StreamTransaction) -> tuple[list[Flaw | int], int]:
-        found: list[Flaw | int] = []
+    def work(transaction: StreamTransaction) -> tuple[list[Corruption | int], int]:
+        found: list[Corruption | int] = []
         chain, seen = place_of(transaction, log_state, at).chain, at
         for each in all_after(transaction, log_state, at):
             if isinstance(each, Hole):
-                found.append(Flaw(log_state.name, each.offset, "it is not what was stored there"))
+                found.append(
+                    Corruption(log_state.name, each.offset, "it is not what was stored there")
+                )
                 # What follows a hole cannot be checked against it: the chain begins anew there.
                 chain = b""
             elif chain and not each.follows(chain):
                 found.append(
-                    Flaw(log_state.name, each.offset, "it does not follow the one before it")
+                    Corruption(log_state.name, each.offset, "it does not follow the one before it")
                 )
                 chain = each.chain
             else:

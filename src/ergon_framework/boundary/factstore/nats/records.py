@@ -421,7 +421,7 @@ def _sealed(transaction: StreamTransaction, after: bytes) -> Iterator[FactIdReco
         parts = (
             [(digits,)]
             if transaction.stream.has_few(transaction.subjects.ids(digits))
-            else _finer(digits)
+            else _longer_prefixes(digits)
         )
         for part in parts:
             found = transaction.stream.latest([transaction.subjects.ids(*part)])
@@ -432,7 +432,7 @@ def _sealed(transaction: StreamTransaction, after: bytes) -> Iterator[FactIdReco
             yield from sorted(records, key=_key)
 
 
-def _finer(digits: str) -> list[tuple[str, ...]]:
+def _longer_prefixes(digits: str) -> list[tuple[str, ...]]:
     return [(digits, f"{second:02x}") for second in range(256)]
 
 

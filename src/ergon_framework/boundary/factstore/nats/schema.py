@@ -28,9 +28,9 @@ from ergon_framework.boundary.factstore.hashchain import (
     checked_seal,
     key_of,
     linked,
-    mended,
     next_chain,
     read_proof,
+    repaired_row,
 )
 from ergon_framework.ports.factstore import LogInfo, StoredFact
 
@@ -168,7 +168,7 @@ def repaired_entry(log: int, data: bytes, duplicate: PreparedFact) -> bytes | No
         return None
     offset, _, total, now, _ = parts.head
     number, stored = (log << OFFSET_BITS) + offset, (parts.envelope, parts.fact)
-    pair = mended(number, total, now, parts.proof, stored, duplicate)
+    pair = repaired_row(number, total, now, parts.proof, stored, duplicate)
     if pair is None:
         return None
     zone = duplicate.new.to_zone.encode()

@@ -99,7 +99,7 @@ class RecordCache:
         if len(self.places) > MAX_CACHED:
             self.places.clear()
 
-    def worn(self) -> list[str]:
+    def records_to_trim(self) -> list[str]:
         """Records that were written often enough for their old messages to be trimmed."""
         found = [each for each, count in self._written.items() if count >= WRITES_BEFORE_TRIM]
         for each in found:
@@ -124,7 +124,7 @@ class RecordCache:
         seen.lists = {subjects: set(listed) for subjects, listed in self.lists.items()}
         return seen
 
-    def learn(self, seen: RecordCache) -> None:
+    def adopt_records(self, seen: RecordCache) -> None:
         """Adopt the records of a reading transaction, unless the stream has grown since."""
         if seen.last == self.last:
             self.records |= seen.records

@@ -196,7 +196,7 @@ class StreamSetup:
             return self.read_info(self._begin(self.standing().last))
 
         def attempt() -> StoreInfo:
-            self.mend(0, clock)
+            self.repair(0, clock)
             last = self.standing().last
             transaction = self._begin(last)
             found = transaction.get(ZoneRecord, self.subjects.zone)
@@ -224,7 +224,7 @@ class StreamSetup:
             raise StoreSchemaError(f"{self.name} has no zone yet", remedy="open it for writing")
         return _info(found)
 
-    def mend(self, last_known: int, clock: Callable[[], float]) -> None:
+    def repair(self, last_known: int, clock: Callable[[], float]) -> None:
         """After a new connection: undo what a server left in part, and see what it has lost.
 
         A server that comes back with less than it had acknowledged has gone back in time: the store

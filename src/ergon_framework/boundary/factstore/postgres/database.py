@@ -240,7 +240,7 @@ class FactNotifier:
                 # First subscribe, then read the heads: facts that are appended in between are
                 # notified. The other way round they would be missed.
                 subscription = self._database.server.subscribe(self._database.channel)
-                self._has_news()
+                self._has_grown()
                 self._listener = threading.Thread(
                     target=self._listen, args=(subscription,), name="ergon-facts", daemon=True
                 )
@@ -279,12 +279,12 @@ class FactNotifier:
             if self._database.is_closed:
                 return
             try:
-                if self._has_news():
+                if self._has_grown():
                     self._subscribers.wake()
             except StoreError as error:
                 logger.info("%s was not asked for new facts: %s", self._database.place, error)
 
-    def _has_news(self) -> bool:
+    def _has_grown(self) -> bool:
         """Whether any log is longer than it was when last looked at."""
         rows = self._database.read(lambda session: session.all("logs.heads"))
         return self.reached({log: head for log, head in rows})  # noqa: C416 - rows have a type

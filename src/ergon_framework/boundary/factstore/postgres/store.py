@@ -30,8 +30,8 @@ from ergon_framework.boundary.factstore.sql.log import (
     KnownId,
     Knows,
     LastOf,
-    Leg,
     SqlLog,
+    VerificationStep,
     cut,
 )
 from ergon_framework.boundary.factstore.sql.objects_and_links import SqlLinks, SqlObjects
@@ -192,7 +192,7 @@ class PostgresAppender:
 
         return self._database.write(work, "truncate")
 
-    def look(self, work: Callable[[PostgresSession, Knows], Leg]) -> Leg:
+    def look(self, work: Callable[[PostgresSession, Knows], VerificationStep]) -> VerificationStep:
         """Run something on what was committed last, and on the ledger."""
         return self._database.read(lambda session: work(session, _knows(session)))
 

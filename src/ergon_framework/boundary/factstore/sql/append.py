@@ -15,11 +15,11 @@ from ergon_framework.boundary.factstore.consumers import conflicting
 from ergon_framework.boundary.factstore.hashchain import (
     PreparedFact,
     linked,
-    mended,
     next_chain,
     prepare,
     proof_chain,
     relinked,
+    repaired_row,
 )
 from ergon_framework.boundary.factstore.records import refuse_hole, refuse_other_chain
 from ergon_framework.boundary.factstore.sql import consumers
@@ -124,8 +124,8 @@ class RowPlacement:
         offset, digest, row = known
         if row is None:
             return KnownFact(offset, digest, Condition.GONE)
-        if self._is_sound(log, row, fact):
-            return KnownFact(offset, digest, Condition.SOUND, row[5])
+        if self._is_intact(log, row, fact):
+            return KnownFact(offset, digest, Condition.INTACT, row[5])
         repaired = self._repaired(log, row, fact)
         if repaired is None:
             return KnownFact(offset, digest, Condition.DAMAGED)
@@ -171,7 +171,7 @@ class RowPlacement:
                 view.is_new = False
         return self._new_runs
 
-    def _is_sound(self, log: LogRow, row: Row, fact: PreparedFact) -> bool:
+    def _is_intact(self, log: LogRow, row: Row, fact: PreparedFact) -> bool:
         """Whether the stored row of a duplicate is undamaged."""
         zone = fact.new.to_zone
         return seal_in(row, zone) is not None and row[1] == self._view_to(log, zone)
@@ -180,7 +180,7 @@ class RowPlacement:
         """A damaged row as it was, when its mark or the hash chain shows that it was so."""
         number, _, total, at, proof, *stored = row[:7]
         zone, content = fact.new.to_zone, (stored[0], stored[1])
-        pair = mended(number, total, at, proof, content, fact)
+        pair = repaired_row(number, total, at, proof, content, fact)
         if pair is None:
             before = self._place_before(log, number)
             if before is None:

@@ -69,14 +69,14 @@ class _Offer:
     """Items out of quarantine that are in the page."""
     is_released: bool = False
     """The page consists of nothing else."""
-    spoilt: Sequence[int] = ()
+    undeliverable: Sequence[int] = ()
     """Items that were released and can no longer be delivered."""
 
     @property
     def is_stuck(self) -> bool:
         """Whether something must be set aside before the consumer can go on."""
         has_more = self.page.facts or self.page.gaps  # which comes before what is corrupted
-        return bool(self.spoilt) or (self.corrupted is not None and not has_more)
+        return bool(self.undeliverable) or (self.corrupted is not None and not has_more)
 
 
 class SqlConsumers:
@@ -241,7 +241,9 @@ class SqlConsumers:
             offer = self._offer(name, limit, max_bytes, holder)
             if offer.is_stuck:
                 self._pass(offer, holder)
-                passed.extend([offer.corrupted] if offer.corrupted and not offer.spoilt else [])
+                passed.extend(
+                    [offer.corrupted] if offer.corrupted and not offer.undeliverable else []
+                )
                 raise ConflictError  # the page behind it has to be read
             # The page was read while others went on; noting it finds out whether they moved the
             # cursor. Noted first, it could not be known how much is given out.
@@ -299,8 +301,10 @@ class SqlConsumers:
             now, at = self._database.clock(), offer.corrupted
             info, _ = reader_named(session, offer.info.name)
             refuse_held(info, holder, now)
-            if offer.spoilt:
-                session.run_all("quarantine.spoilt", [(item,) for item in offer.spoilt])
+            if offer.undeliverable:
+                session.run_all(
+                    "quarantine.undeliverable", [(item,) for item in offer.undeliverable]
+                )
             elif at is not None and info.cursor == offer.info.cursor:
                 message = f"the fact at {at} of {info.log} is not what was stored there"
                 item = Quarantined(0, info.name, info.log, at, "corrupted", message, 0, now)
@@ -370,7 +374,7 @@ def _released(
     """A page of facts out of quarantine, if there are any below the cursor."""
     bounds = (info.name, 0, info.cursor, limit)
     items: dict[int, int] = {}
-    spoilt: list[int] = []
+    undeliverable: list[int] = []
 
     def facts() -> Iterator[StoredFact]:
         zones = Zones(session)
@@ -380,17 +384,17 @@ def _released(
             if row is not None:
                 fact = fact_of(row, zones[row[1]], _before(session, info, row[1], offset))
             if fact is None:
-                spoilt.append(item)
+                undeliverable.append(item)
                 continue
             items[offset] = item
             yield fact
 
     given = fill_page(facts(), log.head, limit, max_bytes).given
-    if not given and not spoilt:
+    if not given and not undeliverable:
         return None
     page = LogPage(given, given[-1].offset if given else 0, log.head)
     released = [items[fact.offset] for fact in given]
-    return _Offer(info, page, released=released, is_released=True, spoilt=spoilt)
+    return _Offer(info, page, released=released, is_released=True, undeliverable=undeliverable)
 
 
 # ---- quarantine -------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ from ergon_framework.boundary.factstore.sql.session import (
 from ergon_framework.ports.factstore import (
     AppendOutcome,
     BeforeWait,
-    Flaw,
+    Corruption,
     Gap,
     LedgerEntry,
     Link,
@@ -134,81 +134,85 @@ KnownId: TypeAlias = tuple[bytes, int]
 """The first 16 bytes of the identity digest, and the offset."""
 Knows = Callable[[LogRow, Sequence[bytes]], Mapping[bytes, KnownId]]
 """What the ledger of a log says about keys."""
-Look = Callable[[Callable[[SqlSession, Knows], "Leg"]], "Leg"]
+Look = Callable[[Callable[[SqlSession, Knows], "VerificationStep"]], "VerificationStep"]
 """Runs something on what was committed last, and on the ledger."""
 
 
 @dataclass(slots=True)
-class Leg:
+class VerificationStep:
     """One step of a verification: the flaws that it found, and the offset it has reached."""
 
     reached: int
     chain: bytes
-    flaws: list[Flaw] = field(default_factory=list)
+    problems: list[Corruption] = field(default_factory=list)
     is_end: bool = False
 
 
-def walk(look: Look, log: str, after: int) -> Iterator[Flaw | int]:
+def walk(look: Look, log: str, after: int) -> Iterator[Corruption | int]:
     """Yield flaws as they are found, and the offset reached. No lock is held between two steps."""
-    leg = Leg(after, b"")
-    while not leg.is_end:
-        start, chain = leg.reached, leg.chain
+    state = VerificationStep(after, b"")
+    while not state.is_end:
+        start, chain = state.reached, state.chain
 
         def work(
             session: SqlSession, knows: Knows, start: int = start, chain: bytes = chain
-        ) -> Leg:
-            return _stride(session, knows, log, start, chain)
+        ) -> VerificationStep:
+            return _verify_batch(session, knows, log, start, chain)
 
-        leg = look(work)
-        yield from leg.flaws
-        if leg.reached > start:
-            yield leg.reached
+        state = look(work)
+        yield from state.problems
+        if state.reached > start:
+            yield state.reached
 
 
-def _stride(session: SqlSession, knows: Knows, name: str, start: int, chain: bytes) -> Leg:
+def _verify_batch(
+    session: SqlSession, knows: Knows, name: str, start: int, chain: bytes
+) -> VerificationStep:
     log = log_named(session, name)
     if log is None:
-        return Leg(start, chain, is_end=True)
+        return VerificationStep(start, chain, is_end=True)
     # Retention may pass a verification that takes long. What was dropped cannot be checked, and is
     # no flaw.
     if not chain or start < log.first:  # the first stride, or payloads were dropped meanwhile
         start = max(start, log.first - 1)
         chain = chain_at(session, log, start)
-    leg = Leg(start, chain)
+    state = VerificationStep(start, chain)
     bounds = (log.base + start, log.base + log.head, VERIFIED_PER_READ)
     rows = session.all("logs.facts", *bounds)
     zones = Zones(session)
     for row in rows:
-        _check(log, row, zones[row[1]], leg)
-    _check_ledger(knows, log, rows, leg.flaws)
-    _check_views(session, log, rows, leg.flaws)
+        _check(log, row, zones[row[1]], state)
+    _check_ledger(knows, log, rows, state.problems)
+    _check_views(session, log, rows, state.problems)
     # A short page is the last one; only then is it known that the end is missing.
     if len(rows) < VERIFIED_PER_READ:
-        _check_end(log, leg)
-        leg.is_end = True
-    return leg
+        _check_end(log, state)
+        state.is_end = True
+    return state
 
 
-def _check(log: LogRow, row: Row, to_zone: str | None, leg: Leg) -> None:
+def _check(log: LogRow, row: Row, to_zone: str | None, state: VerificationStep) -> None:
     offset = row[0] & LAST
     # Offsets are dense, so a hole is a loss. The chain cannot be continued across it.
-    if offset != leg.reached + 1:
-        leg.flaws.append(_missing(log, leg.reached + 1, offset - 1))
-        leg.chain = b""
+    if offset != state.reached + 1:
+        state.problems.append(_missing(log, state.reached + 1, offset - 1))
+        state.chain = b""
     seal = None if to_zone is None else seal_in(row, to_zone)
     proof = read_proof(row[4])
     chain = b"" if proof is None else proof.chain
     if seal is None:
-        leg.flaws.append(Flaw(log.name, offset, "it is not what was stored there"))
+        state.problems.append(Corruption(log.name, offset, "it is not what was stored there"))
     # Compared with the chain stored beside the fact: a fact that was changed together with its own
     # proof still breaks the next link.
-    elif leg.chain and next_chain(leg.chain, seal) != chain:
-        leg.flaws.append(Flaw(log.name, offset, "it does not fit the hash chain"))
+    elif state.chain and next_chain(state.chain, seal) != chain:
+        state.problems.append(Corruption(log.name, offset, "it does not fit the hash chain"))
     # Continue with the stored chain: one flaw must not make all facts after it look wrong.
-    leg.reached, leg.chain = offset, chain
+    state.reached, state.chain = offset, chain
 
 
-def _check_ledger(knows: Knows, log: LogRow, rows: Sequence[Row], flaws: list[Flaw]) -> None:
+def _check_ledger(
+    knows: Knows, log: LogRow, rows: Sequence[Row], problems: list[Corruption]
+) -> None:
     """A fact must be known by its id, or it could be appended twice."""
     wanted: dict[bytes, KnownId] = {}
     for row in rows:
@@ -219,10 +223,12 @@ def _check_ledger(knows: Knows, log: LogRow, rows: Sequence[Row], flaws: list[Fl
     known = knows(log, list(wanted))
     for key, fact in wanted.items():
         if known.get(key) != fact:
-            flaws.append(Flaw(log.name, fact[1], "the ledger does not know it as it is"))
+            problems.append(Corruption(log.name, fact[1], "the ledger does not know it as it is"))
 
 
-def _check_views(session: SqlSession, log: LogRow, rows: Sequence[Row], flaws: list[Flaw]) -> None:
+def _check_views(
+    session: SqlSession, log: LogRow, rows: Sequence[Row], problems: list[Corruption]
+) -> None:
     """A fact must be found in its view."""
     runs: dict[int, ViewSegment] = {}
     for row in rows:
@@ -233,22 +239,22 @@ def _check_views(session: SqlSession, log: LogRow, rows: Sequence[Row], flaws: l
         if run is not None and _reaches(run, offset, log):
             runs[view] = run
         else:
-            flaws.append(Flaw(log.name, offset, "its zone cannot see it"))
+            problems.append(Corruption(log.name, offset, "its zone cannot see it"))
 
 
 def _reaches(run: ViewSegment | None, offset: int, log: LogRow) -> bool:
     return run is not None and run.first <= offset <= (run.last or log.head)
 
 
-def _check_end(log: LogRow, leg: Leg) -> None:
-    if leg.reached < log.head:
-        leg.flaws.append(_missing(log, leg.reached + 1, log.head))
-        leg.reached = log.head
+def _check_end(log: LogRow, state: VerificationStep) -> None:
+    if state.reached < log.head:
+        state.problems.append(_missing(log, state.reached + 1, log.head))
+        state.reached = log.head
 
 
-def _missing(log: LogRow, first: int, last: int) -> Flaw:
+def _missing(log: LogRow, first: int, last: int) -> Corruption:
     what = "it is missing" if first == last else f"it and all up to {last} are missing"
-    return Flaw(log.name, first, what)
+    return Corruption(log.name, first, what)
 
 
 LastOf: TypeAlias = Callable[[Any, LogRow], int]
@@ -274,7 +280,7 @@ class Appender(Protocol):
     def drop(self, log: str, last_of: LastOf, loss_reason: str | None, max_facts: int) -> Cut:
         """Drop up to ``max_facts`` payloads, up to where ``last_of`` says, in one commit."""
 
-    def look(self, work: Callable[[SqlSession, Knows], Leg]) -> Leg:
+    def look(self, work: Callable[[SqlSession, Knows], VerificationStep]) -> VerificationStep:
         """Run something on what was committed last, and on the ledger."""
 
 
@@ -409,7 +415,7 @@ class SqlLog:
 
         return self._database.read(work)
 
-    def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
+    def verify(self, log: str, after: int = 0) -> Iterator[Corruption | int]:
         """Walk the hash chain: flaws as they are found, and now and then the offset reached."""
         return walk(self._appender.look, log, after)
 

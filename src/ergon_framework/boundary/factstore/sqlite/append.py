@@ -24,7 +24,7 @@ from ergon_framework.boundary.factstore.sql.log import (
     KnownId,
     Knows,
     LastOf,
-    Leg,
+    VerificationStep,
     cut,
 )
 from ergon_framework.boundary.factstore.sql.rows import (
@@ -250,7 +250,7 @@ class SqliteAppender:
 
         return self._database.write(work, "truncate")
 
-    def look(self, work: Callable[[SqliteSession, Knows], Leg]) -> Leg:
+    def look(self, work: Callable[[SqliteSession, Knows], VerificationStep]) -> VerificationStep:
         """Run something on what was committed last, and on the ledger."""
         return self.look_up(lambda session, ledger: work(session, _knows(session, ledger)))
 

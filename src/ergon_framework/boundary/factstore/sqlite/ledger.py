@@ -398,7 +398,7 @@ class Compactor:
         self._loaded, self._growth = self._ledger.loaded, None
         for each in self._ledger.segments.values():
             if each.state == "growing":
-                _let_die(cursor, each)
+                _mark_dying(cursor, each)
 
     def _slice(self, cursor: SqliteSession) -> bool:
         """Do one slice of the current work, or begin some; False when there is nothing to do. Ids
@@ -468,7 +468,7 @@ class Compactor:
         if isinstance(growth.source, FrozenMemtable):
             # The transaction that appended these facts may have been rolled back after its ids were
             # frozen. A segment with such ids would refuse facts that were never stored.
-            if not _is_founded(cursor, growth.source):
+            if not _were_committed(cursor, growth.source):
                 ledger.forget()
                 return
             sealed = [(place.head, log) for log, place in growth.source.heads.items()]
@@ -481,7 +481,7 @@ class Compactor:
             # or neither.
             for each in growth.source:
                 del ledger.filters[each.id]
-                _let_die(cursor, each)
+                _mark_dying(cursor, each)
         cursor.execute(_SQL["live"], (target.id,))
         target.state = "live"
         ledger.filters[target.id] = growth.filter
@@ -499,12 +499,12 @@ class Compactor:
             del self._ledger.segments[dying.id]
 
 
-def _let_die(cursor: SqliteSession, segment: Segment) -> None:
+def _mark_dying(cursor: SqliteSession, segment: Segment) -> None:
     cursor.execute(_SQL["die"], (segment.id,))
     segment.state = "dying"
 
 
-def _is_founded(cursor: SqliteSession, frozen: FrozenMemtable) -> bool:
+def _were_committed(cursor: SqliteSession, frozen: FrozenMemtable) -> bool:
     """Whether the logs still hold the frozen ids: the commit that appended them may have failed."""
     for log, place in frozen.heads.items():
         number = (log << OFFSET_BITS) + place.head

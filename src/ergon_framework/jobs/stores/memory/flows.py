@@ -345,7 +345,7 @@ class MemoryFlows:
         with self._step() as table:
             table.moves(self._now()).purge(flow_id)
 
-    def ripe(self, limit: int) -> list[Flow]:
+    def prunable(self, limit: int) -> list[Flow]:
         """Flows that have ended and whose retention is over."""
         with self._step() as table:
             found = table.flow_book.due(self._now())

@@ -383,7 +383,7 @@ class MemoryJobStore:
             found = (each.job() for each in due if each.new.executor == executor)
             return list(islice(found, limit))
 
-    def ripe(self, limit: int) -> list[Job]:
+    def prunable(self, limit: int) -> list[Job]:
         """Ended jobs whose retention is over and that are not steps of flows."""
         with self.step() as table:
             now = self.now()

@@ -712,15 +712,15 @@ class PostgresClaim:
     def _leased(self) -> list[ClaimedJob]:
         """The claimed jobs. Rows that cannot be read are set aside."""
         jobs: list[ClaimedJob] = []
-        odd: list[tuple[int, str]] = []
+        unreadable: list[tuple[int, str]] = []
         for row in self._rows:
             try:
                 jobs.append(claimed_job(row))
             except READ_ERRORS as error:
-                odd.append((row[SEQ], problem_of(error)))
-        if odd:
+                unreadable.append((row[SEQ], problem_of(error)))
+        if unreadable:
             try:
-                self._transactions.set_aside(odd, is_claimed=True)
+                self._transactions.set_aside(unreadable, is_claimed=True)
             except StoreError as error:
                 # The other jobs were claimed and have to be answered. A rescue meets these rows
                 # again when their leases have expired.

@@ -10,7 +10,7 @@ from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.flow_settlement import flow_taken, is_as_read
 from ergon_framework.jobs.stores.pages import ABOVE_ALL, flow_page
 from ergon_framework.jobs.stores.postgres.flow_tables import StepSettlement, flow_row, purge_flow
-from ergon_framework.jobs.stores.postgres.insert import ExternalInsert, refuse_twins, taken
+from ergon_framework.jobs.stores.postgres.insert import ExternalInsert, refuse_duplicate_ids, taken
 from ergon_framework.jobs.stores.postgres.settle import Effects, lock_keys, shorten, wake
 from ergon_framework.jobs.stores.postgres.statements import statements, texts
 from ergon_framework.jobs.stores.postgres.transactions import (
@@ -38,7 +38,7 @@ class PostgresFlows:
 
     def add(self, flow: NewFlow, steps: Sequence[NewJob]) -> list[EnqueueResult]:
         """Store a flow and its steps in one commit, or steps of a flow that is there."""
-        refuse_twins(steps)
+        refuse_duplicate_ids(steps)
         try:
             self._add(flow, steps)
         except StoreUnavailableError as error:
@@ -69,7 +69,7 @@ class PostgresFlows:
         ``connection`` is one of psycopg, or a connection or session of SQLAlchemy with psycopg
         under it. Workers are woken by the caller's commit.
         """
-        refuse_twins(steps)
+        refuse_duplicate_ids(steps)
         self._transactions.refuse_to_write()
         try:
             with self._external.joined(connection) as (tx, _):
@@ -140,7 +140,7 @@ class PostgresFlows:
         """Let retention delete a flow that has ended, with its steps."""
         self._write(lambda steps: steps.flows.purge(flow_id))
 
-    def ripe(self, limit: int) -> list[Flow]:
+    def prunable(self, limit: int) -> list[Flow]:
         """Flows that have ended and whose retention is over."""
         rows = self._transactions.read(
             lambda tx: tx.execute(_SQL["ripe_flows"], {"limit": limit}).fetchall()

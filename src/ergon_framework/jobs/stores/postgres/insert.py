@@ -66,7 +66,7 @@ def insert(tx: PostgresTx, jobs: Sequence[NewJob]) -> None:
         tx.execute(_INSERT_INDEXED, values | labels)
 
 
-def refuse_twins(jobs: Sequence[NewJob]) -> None:
+def refuse_duplicate_ids(jobs: Sequence[NewJob]) -> None:
     """Refuse two jobs of one id in one batch."""
     seen: set[str] = set()
     for job in jobs:
@@ -109,7 +109,7 @@ class Insertion:
         self._is_external = is_external
         self._unseen = unseen
         self._jobs = jobs
-        self._news: dict[str, NewJob] = {}  # by id; not written yet
+        self._new_jobs: dict[str, NewJob] = {}  # by id; not written yet
         self._takers: dict[str, int] = {}  # who was seen with a key, by its number
         self._freed: Counter[str] = Counter()
         self._taken = taken(tx, jobs)
@@ -182,7 +182,7 @@ class Insertion:
         if job.id in self._taken:
             raise id_taken(job)
         self._taken.add(job.id)
-        self._news[job.id] = job
+        self._new_jobs[job.id] = job
         # Later jobs of this batch meet it as a holder, though no row is written yet.
         if job.unique_key is not None:
             self._holders[job.unique_key] = (None, job.id, JobStatus.PENDING.value)
@@ -228,12 +228,12 @@ class Insertion:
         return self._holders[key]
 
     def _write(self) -> None:
-        if not self._news:
+        if not self._new_jobs:
             return
-        news = list(self._news.values())
-        insert(self._tx, news)
-        self._news = {}
-        ruled = [job for job in news if job.unique is not None]
+        new_jobs = list(self._new_jobs.values())
+        insert(self._tx, new_jobs)
+        self._new_jobs = {}
+        ruled = [job for job in new_jobs if job.unique is not None]
         if ruled:
             self._take_keys([job for job in ruled if job.unique_key in self._takers])
             self._take_free_keys([job for job in ruled if job.unique_key not in self._takers])
@@ -349,7 +349,7 @@ def _looking_in(tx: PostgresTx, namespace: str) -> Iterator[str]:
 
     After an error the caller's savepoint puts it back.
     """
-    [[before, isolation]] = tx.execute(_JOINING["habits"]).fetchall()
+    [[before, isolation]] = tx.execute(_JOINING["session"]).fetchall()
     tx.execute(_JOINING["set_path"], {"path": f'"{namespace}"'})
     yield isolation
     tx.execute(_JOINING["set_path"], {"path": before})

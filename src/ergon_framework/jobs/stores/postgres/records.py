@@ -203,8 +203,8 @@ def _page(tx: PostgresTx, after: int, limit: int) -> list[JobRecord]:
     changed = dict(as_page(((seq, changed_at), size) for seq, changed_at, size in places))
     stretch = {"after": after, "last": max(changed, default=after)}
     page = page_of(tx.execute(_SQL["stretch"], stretch))
-    if page.odd:
-        raise cannot_move(page.odd[0])
+    if page.unreadable:
+        raise cannot_move(page.unreadable[0])
     # A job may have been committed since the places were read, with a number between two of them.
     return [JobRecord(job, changed[job.key]) for job in page.jobs if job.key in changed]
 

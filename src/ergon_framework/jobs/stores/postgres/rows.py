@@ -62,11 +62,11 @@ def page_of(cursor: StatementResult) -> JobRowPage:
         try:
             page.jobs.append(checked(_job(fields)))
         except READ_ERRORS as error:
-            page.odd.append(_odd(fields, problem_of(error)))
+            page.unreadable.append(_unreadable_row(fields, problem_of(error)))
     return page
 
 
-def _odd(row: dict[str, Any], problem: str) -> Unreadable:
+def _unreadable_row(row: dict[str, Any], problem: str) -> Unreadable:
     status = row["status"]
     if status == UNREADABLE:
         note = note_of(row["why"])

@@ -77,7 +77,7 @@ class SettleBatch:
         self._settlements = settlements
         self._sent: list[tuple[list[Settlement], StatementResult]] = []
         for wave in waves(settlements):
-            usual, others = _parted(wave)
+            usual, others = _plain_and_other(wave)
             if usual:
                 self._sent.append((usual, tx.execute(_SQL["complete"], _completions(usual))))
             if others:
@@ -190,7 +190,7 @@ def waves(settlements: Sequence[Settlement]) -> list[list[Settlement]]:
     return [[wave[key] for key in sorted(wave)] for wave in found]
 
 
-def _parted(settlements: list[Settlement]) -> tuple[list[Settlement], list[Settlement]]:
+def _plain_and_other(settlements: list[Settlement]) -> tuple[list[Settlement], list[Settlement]]:
     """The usual ends, and all other moves."""
     usual: list[Settlement] = []
     others: list[Settlement] = []
@@ -200,14 +200,14 @@ def _parted(settlements: list[Settlement]) -> tuple[list[Settlement], list[Settl
 
 
 def _completions(settlements: list[Settlement]) -> dict[str, Any]:
-    return _witness(settlements) | {
+    return _conditions(settlements) | {
         "results": ByteaArray([each.result or b"null" for each in settlements]),
     }
 
 
 def _moves(settlements: list[Settlement]) -> dict[str, Any]:
     return (
-        _witness(settlements)
+        _conditions(settlements)
         | changes(settlements)
         | {
             "expected": texts([each.expected.value for each in settlements]),
@@ -239,7 +239,7 @@ def changes(settlements: Sequence[Settlement]) -> dict[str, Any]:
     }
 
 
-def _witness(settlements: list[Settlement]) -> dict[str, Any]:
+def _conditions(settlements: list[Settlement]) -> dict[str, Any]:
     """What is written down about transitions, and where the jobs must stand for them."""
     return {
         "seqs": numbers([each.key for each in settlements]),

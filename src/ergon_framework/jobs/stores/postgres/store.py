@@ -48,7 +48,7 @@ from ergon_framework.jobs.stores.postgres.insert import (
     holders_of,
     insert,
     is_same,
-    refuse_twins,
+    refuse_duplicate_ids,
     taken,
 )
 from ergon_framework.jobs.stores.postgres.queue_counts import (
@@ -285,7 +285,7 @@ class PostgresJobStore:
 
     def _add_plain(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         # Before anything is sent: the server would only name one of the two.
-        refuse_twins(jobs)
+        refuse_duplicate_ids(jobs)
 
         def send(tx: PostgresTx) -> Callable[[], None]:
             insert(tx, jobs)
@@ -408,8 +408,8 @@ class PostgresJobStore:
     def find(self, job_id: str) -> Job | None:
         """One job."""
         page = self.transactions.read(lambda tx: page_of(tx.execute(_SQL["find"], {"id": job_id})))
-        if page.odd:
-            raise unreadable_job(job_id, page.odd[0].problem, option_for(self))
+        if page.unreadable:
+            raise unreadable_job(job_id, page.unreadable[0].problem, option_for(self))
         return page.jobs[0] if page.jobs else None
 
     def holder(self, unique_key: str) -> str | None:
@@ -430,7 +430,9 @@ class PostgresJobStore:
     def unreadable(self, limit: int | None = None) -> list[Unreadable]:
         """The rows that were set aside because they cannot be read, the newest first."""
         values = {"limit": limit}
-        return self.transactions.read(lambda tx: page_of(tx.execute(_SQL["aside"], values))).odd
+        return self.transactions.read(
+            lambda tx: page_of(tx.execute(_SQL["aside"], values))
+        ).unreadable
 
     def left_out(self) -> Iterator[Unreadable]:
         """Rows that a search skips as unreadable although no worker has set them aside."""
@@ -446,7 +448,7 @@ class PostgresJobStore:
             steps = StepSettlement(tx)
             # Flows first, then rows, as everywhere: two transactions never wait for each other.
             steps.lock_flows([key])
-            found = page_of(tx.execute(_SQL["lock_aside"], {"seq": key})).odd
+            found = page_of(tx.execute(_SQL["lock_aside"], {"seq": key})).unreadable
             if not found:
                 return False
             status = was_status(Note(found[0].status))
@@ -457,7 +459,9 @@ class PostgresJobStore:
             # Read again as it would be claimed, in the same transaction: an error undoes that it
             # was put back.
             page = page_of(tx.execute(_SQL["by_seq"], {"seq": key}))
-            problem = page.odd[0].problem if page.odd else argument_problem(page.jobs[0])
+            problem = (
+                page.unreadable[0].problem if page.unreadable else argument_problem(page.jobs[0])
+            )
             if problem is not None:
                 raise unreadable_job(found[0].id, problem, option_for(self))
             steps.release(key)
@@ -478,7 +482,7 @@ class PostgresJobStore:
         def work(tx: PostgresTx) -> bool:
             steps = StepSettlement(tx)
             steps.lock_flows([key])
-            found = page_of(tx.execute(_SQL["lock_aside"], {"seq": key})).odd
+            found = page_of(tx.execute(_SQL["lock_aside"], {"seq": key})).unreadable
             if not found:
                 return False
             if not was_status(Note(found[0].status)).is_final:
@@ -514,9 +518,9 @@ class PostgresJobStore:
         now = self.now()
         return self.transactions.stepwise(lambda tx: erase_jobs(tx, jobs, now), "desk")
 
-    def ripe(self, limit: int) -> list[Job]:
+    def prunable(self, limit: int) -> list[Job]:
         """Ended jobs whose retention is over and that are not steps of flows."""
-        return self.transactions.readable(_ADMIN["ripe"], {"limit": limit})
+        return self.transactions.readable(_ADMIN["prunable"], {"limit": limit})
 
     def prune(self, limit: int, *, purges: bool = True) -> PruneResult:
         """Delete jobs whose retention is over, end expired jobs, and forget dead workers.

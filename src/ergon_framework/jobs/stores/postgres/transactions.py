@@ -206,21 +206,21 @@ class PostgresTransactions:
             except UnreadableRowError as error:  # of a transaction that changed nothing
                 self.set_aside([(error.key, str(error))])
 
-    def set_aside(self, odd: Sequence[tuple[int, str]], *, is_claimed: bool = False) -> None:
+    def set_aside(self, unreadable: Sequence[tuple[int, str]], *, is_claimed: bool = False) -> None:
         """Set rows aside that cannot be read, by number and problem.
 
         ``is_claimed``: they have just been claimed, which is undone.
         """
         values = {
-            "seqs": numbers([seq for seq, _ in odd]),
-            "problems": texts([problem for _, problem in odd]),
-            "claimed": flags([is_claimed] * len(odd)),
+            "seqs": numbers([seq for seq, _ in unreadable]),
+            "problems": texts([problem for _, problem in unreadable]),
+            "claimed": flags([is_claimed] * len(unreadable)),
         }
 
         def send(tx: PostgresTx) -> Callable[[], list[Unreadable]]:
             tx.execute(_SQL["set_aside"], values)
-            found = [tx.execute(_SQL["by_seq"], {"seq": seq}) for seq, _ in odd]
-            return lambda: [each for one in found for each in page_of(one).odd]
+            found = [tx.execute(_SQL["by_seq"], {"seq": seq}) for seq, _ in unreadable]
+            return lambda: [each for one in found for each in page_of(one).unreadable]
 
         for each in self.pipelined(send, "exchange", topics={Topic.WORK}):
             log_set_aside(each)
@@ -290,8 +290,8 @@ class PostgresTransactions:
     def readable(self, statement: bytes, values: Mapping[str, Any]) -> list[Job]:
         """The jobs that a statement finds; rows that cannot be read are set aside."""
         page = self.read(lambda tx: page_of(tx.execute(statement, values)))
-        while page.odd and not self.is_read_only:
-            self.set_aside([(each.key, each.problem) for each in page.odd])
+        while page.unreadable and not self.is_read_only:
+            self.set_aside([(each.key, each.problem) for each in page.unreadable])
             page = self.read(lambda tx: page_of(tx.execute(statement, values)))
         return page.jobs
 

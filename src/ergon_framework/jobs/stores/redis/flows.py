@@ -281,7 +281,7 @@ class RedisFlows:
         if kind == b"no":
             raise flow_goes_on(found)
 
-    def ripe(self, limit: int) -> list[Flow]:
+    def prunable(self, limit: int) -> list[Flow]:
         """Flows that have ended and whose retention is over."""
         arguments = ("-inf", self._transactions.now(), "LIMIT", 0, limit)
         ids = self._transactions.call("ZRANGEBYSCORE", "flow:purging", *arguments)

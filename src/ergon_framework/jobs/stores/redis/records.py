@@ -91,9 +91,9 @@ class RedisJobRecords:
             return cast("list[C]", self._flows.dump(after, limit))
         if kind is not JobRecord:
             return dump_settings(self._store, self, kind, after, limit)
-        found, odd, _ = self._transitions.look("after", after or 0, limit, (PAGE_BYTES,))
-        if odd:
-            raise cannot_move(odd[0])
+        found, unreadable, _ = self._transitions.look("after", after or 0, limit, (PAGE_BYTES,))
+        if unreadable:
+            raise cannot_move(unreadable[0])
         return cast("list[C]", [JobRecord(job, row.changed_at) for row, job in found])
 
     def load(self, records: Sequence[TransferRecord], fence: Fence | None = None) -> None:

@@ -48,7 +48,7 @@ from ergon_framework.jobs.stores.redis.transitions import (
     ExchangeAnswer,
     Transitions,
     answer_in,
-    odd_claim,
+    unreadable_claim,
 )
 from ergon_framework.jobs.stores.transitions import (
     MAX_WOKEN,
@@ -311,18 +311,18 @@ class RedisJobStore:
 
     def _readable(self, where: str, limit: int, wanted: tuple[Any, ...] | None = None) -> list[Job]:
         """Jobs of one place. Rows that cannot be read are set aside."""
-        found, odd, _ = self.transitions.look(where, None, limit, wanted)
+        found, unreadable, _ = self.transitions.look(where, None, limit, wanted)
         # Set aside until a look finds none: else they would be found first at each look.
-        while odd and not self.transactions.is_read_only:
-            self.transitions.set_aside(odd)
-            found, odd, _ = self.transitions.look(where, None, limit, wanted)
+        while unreadable and not self.transactions.is_read_only:
+            self.transitions.set_aside(unreadable)
+            found, unreadable, _ = self.transitions.look(where, None, limit, wanted)
         return [job for _, job in found]
 
     def find(self, job_id: str) -> Job | None:
         """One job."""
-        found, odd, _ = self.transitions.look("ids", [job_id], 0, None)
-        if odd:
-            raise unreadable_job(job_id, odd[0].problem, option_for(self))
+        found, unreadable, _ = self.transitions.look("ids", [job_id], 0, None)
+        if unreadable:
+            raise unreadable_job(job_id, unreadable[0].problem, option_for(self))
         return found[0][1] if found else None
 
     def holder(self, unique_key: str) -> str | None:
@@ -363,15 +363,15 @@ class RedisJobStore:
     def _leased(self, found: Iterable[tuple[str, RedisRow, memoryview]]) -> list[ClaimedJob]:
         """The claimed jobs. Rows that cannot be read are set aside."""
         jobs: list[ClaimedJob] = []
-        odd: list[Unreadable] = []
+        unreadable: list[Unreadable] = []
         for each in found:
             try:
                 jobs.append(claimed_job(*each))
             except READ_ERRORS as error:
-                odd.append(odd_claim(each[0], each[1], error))
-        if odd:
+                unreadable.append(unreadable_claim(each[0], each[1], error))
+        if unreadable:
             try:
-                self.transitions.set_aside(odd, is_claimed=True)
+                self.transitions.set_aside(unreadable, is_claimed=True)
             except StoreError as error:  # what was claimed must not be lost for it
                 logger.warning("rows that cannot be read are set aside later: %s", error)
         return jobs
@@ -470,9 +470,9 @@ class RedisJobStore:
             number += self.transactions.write(_ERASE, "desk", wire, blobs=blobs)
         return number
 
-    def ripe(self, limit: int) -> list[Job]:
+    def prunable(self, limit: int) -> list[Job]:
         """Ended jobs whose retention is over and that are not steps of flows."""
-        return self._readable("ripe", min(limit, MAX_BATCH), (MAX_BATCH_BYTES,))
+        return self._readable("prunable", min(limit, MAX_BATCH), (MAX_BATCH_BYTES,))
 
     def prune(self, limit: int, *, purges: bool = True) -> PruneResult:
         """Delete jobs whose retention is over, end expired jobs, and forget dead workers.

@@ -258,8 +258,8 @@ class Transitions:
         log: SkippedRows | None = None,
     ) -> tuple[list[Job], int | None]:
         """Some jobs, and the number below which to look on, if there may be more."""
-        found, odd, last = self.look(where, which, most, wanted)
-        for each in odd:
+        found, unreadable, last = self.look(where, which, most, wanted)
+        for each in unreadable:
             (log or self._unreadable_log).left_out(each)
         return [job for _, job in found], last
 
@@ -283,15 +283,15 @@ class Transitions:
         last = None if seen.last is False else int(seen.last)
         places = {job_id: place for job_id, place in seen.places if not isinstance(place, bool)}
         found: list[tuple[RedisRow, Job]] = []
-        odd = [self._odd(job_id) for job_id in seen.missed]
+        unreadable = [self._unreadable_values(job_id) for job_id in seen.missed]
         for job_id, row, body, tale in parts:
             try:
                 found.append((row, job_from(job_id, row, body, tale, places.get(job_id))))
             except READ_ERRORS as error:
-                odd.append(_unreadable(job_id, row, problem_of(error)))
-        return found, odd, last
+                unreadable.append(_unreadable(job_id, row, problem_of(error)))
+        return found, unreadable, last
 
-    def _odd(self, job_id: str) -> Unreadable:
+    def _unreadable_values(self, job_id: str) -> Unreadable:
         """What is known of a row that is no job's."""
         note = self._transactions.call("HGET", "unreadable", job_id)
         if note is not None:
@@ -300,14 +300,14 @@ class Transitions:
             key=job_id, id=job_id, queue="", status="", problem="its row is no job's", since=0.0
         )
 
-    def set_aside(self, odd: Sequence[Unreadable], *, is_claimed: bool = False) -> None:
+    def set_aside(self, unreadable: Sequence[Unreadable], *, is_claimed: bool = False) -> None:
         """Set rows aside that cannot be read.
 
         ``is_claimed``: they have just been claimed, which is undone.
         """
-        wire = [(each.id, each.problem, is_claimed) for each in odd]
+        wire = [(each.id, each.problem, is_claimed) for each in unreadable]
         self._transactions.write(_ASIDE, "exchange", wire)
-        for each in odd:
+        for each in unreadable:
             log_set_aside(each)
 
     def swap_schedule(self, name: str, before: bytes | None, after: bytes | None) -> bool:
@@ -346,7 +346,7 @@ def _unreadable(job_id: str, row: RedisRow, problem: str) -> Unreadable:
     )
 
 
-def odd_claim(job_id: str, row: RedisRow, error: Exception) -> Unreadable:
+def unreadable_claim(job_id: str, row: RedisRow, error: Exception) -> Unreadable:
     """A row that was claimed and cannot be read."""
     return _unreadable(job_id, row, problem_of(error))
 

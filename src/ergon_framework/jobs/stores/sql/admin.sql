@@ -105,7 +105,7 @@ WHERE seq = ?1 AND EXISTS (
         AND status IN (SELECT value FROM json_each(ergon_job_keys.states))
 );
 
--- ripe: those of one queue and status that may go and hold no unique key, with all that they have
+-- prunable: those of one queue and status that may go and hold no unique key, with all that they have
 SELECT * FROM ergon_jobs
 WHERE stage = 0 AND queue = ?1 AND status = ?2 AND purge_at <= ?3 AND NOT EXISTS (
     SELECT 1 FROM ergon_job_keys

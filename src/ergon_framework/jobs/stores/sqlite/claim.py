@@ -38,7 +38,7 @@ from ergon_framework.core.claim import (
 from ergon_framework.jobs.stores.sqlite.rows import (
     SQL,
     CandidateRow,
-    are_sound,
+    are_readable,
     check_candidate,
     claimed_job,
 )
@@ -414,8 +414,8 @@ class SqliteClaim:
                 rows = self._candidates_in_turn(pick, wanted)
             else:
                 rows = self._candidates(names, queue, wanted)
-            sound = self._without_stopped(self._sound(rows))
-            started = self._lease(self._admitted(sound, pick, room), queue)
+            readable = self._without_stopped(self._readable_rows(rows))
+            started = self._lease(self._admitted(readable, pick, room), queue)
             self._block_rest(pick)
             gate.enter(started, self._now)
             taken += started
@@ -434,7 +434,7 @@ class SqliteClaim:
 
     def _first(self, rows: list[CandidateRow], wanted: int) -> list[CandidateRow]:
         """The first of several lanes together."""
-        rows = self._sound(rows)
+        rows = self._readable_rows(rows)
         rows.sort(key=lambda row: (-row[_PRIORITY], row[_RUN_AT], row[0]))
         return rows[:wanted]
 
@@ -521,19 +521,19 @@ class SqliteClaim:
 
     # ---- one job --------------------------------------------------------------------------------
 
-    def _sound(self, rows: list[CandidateRow]) -> list[CandidateRow]:
+    def _readable_rows(self, rows: list[CandidateRow]) -> list[CandidateRow]:
         """Without those that cannot be read, which are set aside."""
-        if are_sound(rows):
+        if are_readable(rows):
             return rows
-        sound: list[CandidateRow] = []
+        readable: list[CandidateRow] = []
         for row in rows:
             try:
                 check_candidate(row)
             except RowError as error:
                 self._set_aside(row, error)
             else:
-                sound.append(row)
-        return sound
+                readable.append(row)
+        return readable
 
     def _set_aside(self, row: CandidateRow, error: Exception) -> None:
         self._refused += 1

@@ -97,7 +97,7 @@ class SqliteFlows:
         """Let retention delete a flow that has ended, with its steps."""
         self._transactions.write(lambda tx: tx.flows.purge(flow_id), "desk")
 
-    def ripe(self, limit: int) -> list[Flow]:
+    def prunable(self, limit: int) -> list[Flow]:
         """Flows that have ended and whose retention is over."""
         values = (self._transactions.now(), limit)
         rows = self._transactions.read(

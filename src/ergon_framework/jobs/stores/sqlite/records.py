@@ -156,8 +156,8 @@ def _page(cursor: sqlite3.Cursor, after: int, limit: int) -> list[JobRecord]:
     places = cursor.execute(_SQL["places"], (after, limit))
     changed = dict(as_page(((seq, changed_at), size) for seq, changed_at, size in places))
     page = page_of(cursor, _SQL["stretch"], (after, max(changed, default=after)))
-    if page.odd:
-        raise cannot_move(page.odd[0])
+    if page.unreadable:
+        raise cannot_move(page.unreadable[0])
     return [JobRecord(job, changed[job.key]) for job in page.jobs]
 
 

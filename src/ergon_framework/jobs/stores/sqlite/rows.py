@@ -71,11 +71,13 @@ def check_candidate(row: CandidateRow) -> None:
         raise RowError("status: not that of a job that waits")
 
 
-def are_sound(rows: Sequence[CandidateRow]) -> bool:
+def are_readable(rows: Sequence[CandidateRow]) -> bool:
     """Whether ``check_candidate`` would refuse none of them; False if it has to be asked."""
     known, waiting = _known_types, _WAITING
-    odd = [row for row in rows if tuple(map(type, row)) not in known or row[13] not in waiting]
-    return not odd
+    unreadable = [
+        row for row in rows if tuple(map(type, row)) not in known or row[13] not in waiting
+    ]
+    return not unreadable
 
 
 _WAITING = frozenset({JobStatus.PENDING.value, JobStatus.RETRYING.value})
@@ -107,15 +109,15 @@ def page_of(cursor: sqlite3.Cursor, statement: str, values: Any) -> JobRowPage:
     seqs = [seq for (seq,) in found.fetchall()]
     page = JobRowPage([], [], len(seqs), seqs[-1] if seqs else 0)
     for seq in seqs:
-        job = job_or_odd(cursor, seq)
+        job = job_or_unreadable(cursor, seq)
         if isinstance(job, Job):
             page.jobs.append(job)
         elif job is not None:
-            page.odd.append(job)
+            page.unreadable.append(job)
     return page
 
 
-def job_or_odd(cursor: sqlite3.Cursor, seq: int) -> Job | Unreadable | None:
+def job_or_unreadable(cursor: sqlite3.Cursor, seq: int) -> Job | Unreadable | None:
     """One job, or what is wrong with its row; None if there is none."""
     try:
         jobs = jobs_from(cursor.execute(_SQL["by_seq"], (seq,)))
@@ -123,17 +125,17 @@ def job_or_odd(cursor: sqlite3.Cursor, seq: int) -> Job | Unreadable | None:
     except (*READ_ERRORS, sqlite3.OperationalError) as error:
         if not is_misread(error):
             raise
-        return odd_row(cursor, seq, problem_of(error))
+        return unreadable_row(cursor, seq, problem_of(error))
 
 
-def odd_rows(cursor: sqlite3.Cursor, which: str) -> list[tuple[int, str]]:
+def unreadable_rows(cursor: sqlite3.Cursor, which: str) -> list[tuple[int, str]]:
     """The rows of a statement that cannot be read, by number, with what is wrong."""
     seqs = [seq for (seq,) in cursor.execute(_SQL[which]).fetchall()]
-    found = (job_or_odd(cursor, seq) for seq in seqs)
+    found = (job_or_unreadable(cursor, seq) for seq in seqs)
     return [(each.key, each.problem) for each in found if isinstance(each, Unreadable)]
 
 
-def odd_row(cursor: sqlite3.Cursor, seq: int, problem: str) -> Unreadable:
+def unreadable_row(cursor: sqlite3.Cursor, seq: int, problem: str) -> Unreadable:
     """A row that cannot be read, as far as it can be."""
     row = cursor.execute(_SQL["raw"], (seq,)).fetchone()
     job_id, queue, status, why, changed_at = row

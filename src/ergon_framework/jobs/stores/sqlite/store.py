@@ -35,11 +35,11 @@ from ergon_framework.jobs.stores.sqlite.queue_counts import (
 )
 from ergon_framework.jobs.stores.sqlite.rows import (
     SQL,
-    job_or_odd,
+    job_or_unreadable,
     lossy,
     lossy_if_misread,
-    odd_row,
     page_of,
+    unreadable_row,
 )
 from ergon_framework.jobs.stores.sqlite.transactions import SqliteTransactions
 from ergon_framework.jobs.stores.sqlite.transitions import (
@@ -276,8 +276,8 @@ class SqliteJobStore:
     def find(self, job_id: str) -> Job | None:
         """One job."""
         page = self.transactions.read(lambda cursor: page_of(cursor, _SQL["find"], (job_id,)))
-        if page.odd:
-            raise unreadable_job(job_id, page.odd[0].problem, option_for(self))
+        if page.unreadable:
+            raise unreadable_job(job_id, page.unreadable[0].problem, option_for(self))
         return page.jobs[0] if page.jobs else None
 
     def holder(self, unique_key: str) -> str | None:
@@ -300,7 +300,7 @@ class SqliteJobStore:
 
         def work(cursor: sqlite3.Cursor) -> list[Unreadable]:
             seqs = cursor.execute(_SQL["aside"], (-1 if limit is None else limit,)).fetchall()
-            return [odd_row(cursor, seq, "") for (seq,) in seqs]
+            return [unreadable_row(cursor, seq, "") for (seq,) in seqs]
 
         return self.transactions.read(work)
 
@@ -322,7 +322,7 @@ class SqliteJobStore:
             try:
                 tx.cursor.execute(_SQL["put_back"], (stage, status.value, key, tx.now))
             except sqlite3.IntegrityError as error:
-                raise key_is_held(odd_row(tx.cursor, key, "").id) from error
+                raise key_is_held(unreadable_row(tx.cursor, key, "").id) from error
             # After it was put back, in the same transaction: the error undoes that.
             if (problem := _problem(tx.cursor, key)) is not None:
                 raise unreadable_job(str(key), problem, option_for(self))
@@ -356,14 +356,14 @@ class SqliteJobStore:
         """Erase the content of final jobs that have not changed since they were read."""
         return self.transactions.write(lambda tx: erase_jobs(tx, jobs), "desk")
 
-    def ripe(self, limit: int) -> list[Job]:
+    def prunable(self, limit: int) -> list[Job]:
         """Ended jobs whose retention is over and that are not steps of flows."""
         found: list[Job] = []
         for queue, status in self.transactions.read(lambda cursor: list(ended_statuses(cursor))):
             if len(found) >= limit:
                 break
             values = (queue, status, self.now(), limit - len(found))
-            found += self.transactions.readable(_ADMIN["ripe"], values)
+            found += self.transactions.readable(_ADMIN["prunable"], values)
         return found
 
     def prune(self, limit: int, *, purges: bool = True) -> PruneResult:
@@ -473,7 +473,7 @@ class SqliteJobStore:
             try:
                 return self.transactions.read(named_executors)
             except (*READ_ERRORS, sqlite3.OperationalError) as error:
-                if not is_misread(error) or not self.transactions.set_odd_rows_aside(error):
+                if not is_misread(error) or not self.transactions.set_unreadable_rows_aside(error):
                     raise
 
     def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
@@ -572,7 +572,7 @@ def _all(cursor: sqlite3.Cursor, statement: str, *values: object) -> list[tuple[
 
 def _problem(cursor: sqlite3.Cursor, seq: int) -> str | None:
     """What is wrong with a row; None if it is a job that can be run."""
-    job = job_or_odd(cursor, seq)
+    job = job_or_unreadable(cursor, seq)
     if not isinstance(job, Job):
         return "it is gone" if job is None else job.problem
     return argument_problem(job)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ergon_framework.core.retention import STANDARD
-from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_rows, page_of
+from ergon_framework.jobs.stores.sqlite.rows import SQL, page_of, unreadable_rows
 from ergon_framework.jobs.stores.sqlite.transitions import SqliteTransitions
 from ergon_framework.jobs.stores.transitions import AFTER, BEFORE
 from ergon_framework.jobs.stores.unreadable import READ_ERRORS, UnreadableRowError, is_misread
@@ -127,10 +127,10 @@ class SqliteTransactions:
             try:
                 return self.database.write(work, is_synced=is_synced)
             except (*READ_ERRORS, sqlite3.OperationalError) as error:
-                if not is_misread(error) or not self.set_odd_rows_aside(error):
+                if not is_misread(error) or not self.set_unreadable_rows_aside(error):
                     raise
 
-    def set_odd_rows_aside(self, error: Exception) -> bool:
+    def set_unreadable_rows_aside(self, error: Exception) -> bool:
         """Something met a row that it cannot read: find all such rows; whether there are any.
 
         One that names itself is soon found. For all others every row is read, those first that have
@@ -141,8 +141,8 @@ class SqliteTransactions:
         elif time.monotonic() < self._looks_again_at:
             return False
         else:
-            found = self.read(lambda cursor: odd_rows(cursor, "live"))
-            found = found or self.read(lambda cursor: odd_rows(cursor, "ended"))
+            found = self.read(lambda cursor: unreadable_rows(cursor, "live"))
+            found = found or self.read(lambda cursor: unreadable_rows(cursor, "ended"))
             # Only a look that was in vain is put off: rows that were found are gone from the next
             # one.
             self._looks_again_at = 0.0 if found else time.monotonic() + FULL_SCAN_INTERVAL
@@ -172,8 +172,8 @@ class SqliteTransactions:
     def readable(self, statement: str, values: tuple[Any, ...]) -> list[Job]:
         """The jobs that a statement finds; rows that cannot be read are set aside."""
         page = self.read(lambda cursor: page_of(cursor, statement, values))
-        while page.odd and not self.is_read_only:
-            odd = [(each.key, each.problem) for each in page.odd]
-            self.write(lambda tx: tx.set_all_aside(odd), "exchange")  # noqa: B023 - at once
+        while page.unreadable and not self.is_read_only:
+            unreadable = [(each.key, each.problem) for each in page.unreadable]
+            self.write(lambda tx: tx.set_all_aside(unreadable), "exchange")  # noqa: B023 - at once
             page = self.read(lambda cursor: page_of(cursor, statement, values))
         return page.jobs

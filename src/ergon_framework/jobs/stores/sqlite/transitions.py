@@ -42,7 +42,7 @@ from ergon_framework.jobs.stores.sqlite.completions import (
 )
 from ergon_framework.jobs.stores.sqlite.flow_tables import SqliteFlowTables, flow_row
 from ergon_framework.jobs.stores.sqlite.many_rows import for_many
-from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_row
+from ergon_framework.jobs.stores.sqlite.rows import SQL, unreadable_row
 from ergon_framework.jobs.stores.transitions import (
     DUE,
     JOINING,
@@ -271,7 +271,7 @@ class SqliteTransitions:
             settlement.result or (b"null" if transition.status is JobStatus.COMPLETED else None),
             self.now,
         )
-        failure, entry, *place = _witness(settlement, transition, self.now)
+        failure, entry, *place = _conditions(settlement, transition, self.now)
         left = "[]" if change.counts else feeds
         self.cursor.execute(_FLOWS["end_step"], (*values, failure, entry, left, *place))
         if self.cursor.rowcount != 1:
@@ -378,15 +378,15 @@ class SqliteTransitions:
 
     def set_aside(self, seq: int, problem: str) -> None:
         """Set a row aside that cannot be read; nothing else of it is changed."""
-        found = odd_row(self.cursor, seq, problem)
+        found = unreadable_row(self.cursor, seq, problem)
         note = text_of(Note(found.status, problem))
         self.cursor.execute(_JOBS["set_aside"], (note, self.now, seq))
         log_set_aside(found)
         self.is_work = True  # it may have held a limit key, or a place in its queue
 
-    def set_all_aside(self, odd: Iterable[tuple[int, str]]) -> None:
+    def set_all_aside(self, unreadable: Iterable[tuple[int, str]]) -> None:
         """The same for many, by number and problem."""
-        for seq, problem in odd:
+        for seq, problem in unreadable:
             self.set_aside(seq, problem)
 
     def end_outdated(self, row: JobPosition) -> None:
@@ -449,7 +449,7 @@ class SqliteTransitions:
                 or (b"null" if transition.status is JobStatus.COMPLETED else None),
                 None if settlement.keep is None else now + settlement.keep,
                 now,
-                *_witness(settlement, transition, now),
+                *_conditions(settlement, transition, now),
             ),
         )
         return self.cursor.rowcount == 1
@@ -475,7 +475,7 @@ class SqliteTransitions:
                     transition.why,
                     now + transition.delay,
                     now,
-                    *_witness(settlement, transition, now),
+                    *_conditions(settlement, transition, now),
                 ),
             )
         except sqlite3.IntegrityError as error:
@@ -512,17 +512,17 @@ class SqliteTransitions:
         # Read once for each transaction, as most stores have no limits at all: a look for each
         # settled job would cost more than the settlement.
         if self._is_any_blocked is None:
-            self._is_any_blocked = self._finds("any_blocked")
+            self._is_any_blocked = self._returns_row("any_blocked")
             # Its queue may have had no room until now; which queue it is does not matter to a
             # notification.
-            if self._finds("any_max_active"):
+            if self._returns_row("any_max_active"):
                 self.is_work = True
         if self._is_any_blocked:
             [key] = self.cursor.execute(_TRANSITIONS["limit_key"], (seq,)).fetchone()
             if key is not None:
                 self._wake(key)
 
-    def _finds(self, statement: str) -> bool:
+    def _returns_row(self, statement: str) -> bool:
         return self.cursor.execute(_TRANSITIONS[statement]).fetchone() is not None
 
     def _wake(self, key: str) -> None:
@@ -561,7 +561,7 @@ def _waiting_stage(settlement: Settlement) -> int:
     return DUE if settlement.transition.delay <= 0.0 else LATER
 
 
-def _witness(settlement: Settlement, transition: Transition, now: float) -> tuple[Any, ...]:
+def _conditions(settlement: Settlement, transition: Transition, now: float) -> tuple[Any, ...]:
     """What is written down about a transition, and where the job must stand for it."""
     return (
         None if transition.failure is None else text_of(transition.failure),

@@ -106,7 +106,7 @@ class HourlyRates:
         # Also when the clock was set back: the columns would stay old until it has caught up.
         return written_at is None or not written_at <= now < written_at + SNAPSHOT_INTERVAL
 
-    def heard(self, notes: Mapping[LaneKey, LaneChanges], now: float) -> None:
+    def note_snapshots(self, notes: Mapping[LaneKey, LaneChanges], now: float) -> None:
         """A batch was committed, and with it the columns of those of its lanes that were due."""
         due = {key for key in notes if self.is_snapshot_due(key, now)}
         with self._lock:
@@ -267,7 +267,7 @@ class AttemptTables:
             # The host's row is not committed yet, or is gone: the attempt was made all the same.
             rows = self._without_missing_tasks(rows)
             notes = self._database.write("record", work)
-        self._rates.heard(notes, now)
+        self._rates.note_snapshots(notes, now)
         if self._rates.are_too_many_stale:
             self.settle()
 

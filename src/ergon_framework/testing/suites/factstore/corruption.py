@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Flaw
+from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Corruption
 from ergon_framework.testing.suites.factstore.under_test import (
     INBOX,
     FactStoreSubject,
@@ -19,8 +19,8 @@ CHECKS: list[Check[FactStoreSubject]] = []
 check = register(CHECKS)
 
 
-def _flaws(s: FactStoreSubject, log: str = OUTBOUND, after: int = 0) -> list[int]:
-    return [e.offset for e in s.store.verify(log, after) if isinstance(e, Flaw)]
+def _problems(s: FactStoreSubject, log: str = OUTBOUND, after: int = 0) -> list[int]:
+    return [e.offset for e in s.store.verify(log, after) if isinstance(e, Corruption)]
 
 
 @check()
@@ -29,10 +29,10 @@ def sound_log_has_no_flaws(s: FactStoreSubject) -> None:
     s.consumer()
     s.put(*(f"id-{n}" for n in range(40)))
     s.done(30)
-    same((_flaws(s), _flaws(s, after=10), _flaws(s, after=99)), ([], [], []), "flaws")
+    same((_problems(s), _problems(s, after=10), _problems(s, after=99)), ([], [], []), "flaws")
     s.store.truncate(OUTBOUND, 20)
     s.put("later")
-    same((_flaws(s), _flaws(s, after=25), _flaws(s, INBOX)), ([], [], []), "flaws later")
+    same((_problems(s), _problems(s, after=25), _problems(s, INBOX)), ([], [], []), "flaws later")
 
 
 @check()
@@ -50,10 +50,10 @@ def damage_is_found(s: FactStoreSubject) -> None:
     s.put(*"abcde")
     s.corrupt(OUTBOUND, 2)
     s.corrupt(OUTBOUND, 4)
-    found = _flaws(s)
+    found = _problems(s)
     expect({2, 4} <= set(found), f"flaws {found}")
     expect(not {1} & set(found), f"flaws {found}: 1 is sound")
-    expect(4 in _flaws(s, after=3), "damage behind the given place")
+    expect(4 in _problems(s, after=3), "damage behind the given place")
 
 
 @check("corrupt")
@@ -61,9 +61,9 @@ def flaw_says_what_it_is(s: FactStoreSubject) -> None:
     """A flaw names its log and says something."""
     s.put("a")
     s.corrupt(OUTBOUND, 1)
-    flaws = [each for each in s.store.verify(OUTBOUND) if isinstance(each, Flaw)]
-    same([(e.log, e.offset) for e in flaws], [(OUTBOUND, 1)], "log and offset")
-    expect(flaws[0].what, "it says nothing")
+    problems = [each for each in s.store.verify(OUTBOUND) if isinstance(each, Corruption)]
+    same([(e.log, e.offset) for e in problems], [(OUTBOUND, 1)], "log and offset")
+    expect(problems[0].what, "it says nothing")
 
 
 @check("corrupt")
@@ -165,8 +165,8 @@ def damaged_fact_is_repaired_by_a_duplicate(s: FactStoreSubject) -> None:
     s.corrupt(OUTBOUND, 2)
     told = s.again("b")
     same((told.offset, told.is_repaired), (2, True), "offset, and whether it was repaired")
-    same((s.ids(), _flaws(s)), ([*"abc"], []), "ids and flaws")
-    same((s.again("b").is_repaired, s.put("d"), _flaws(s)), (False, [4], []), "afterwards")
+    same((s.ids(), _problems(s)), ([*"abc"], []), "ids and flaws")
+    same((s.again("b").is_repaired, s.put("d"), _problems(s)), (False, [4], []), "afterwards")
 
 
 @check("corrupt")
@@ -177,7 +177,7 @@ def repaired_fact_keeps_its_envelope(s: FactStoreSubject) -> None:
     s.corrupt(OUTBOUND, 2)
     told = s.again("b", envelope=b'{"later":1}')
     same((told.envelope, told.is_repaired), (first.envelope, True), "envelope, and if repaired")
-    same((s.page().facts[1], _flaws(s)), (first, []), "the fact, and flaws")
+    same((s.page().facts[1], _problems(s)), (first, []), "the fact, and flaws")
 
 
 @check("corrupt")
@@ -187,7 +187,7 @@ def conflict_repairs_nothing(s: FactStoreSubject) -> None:
     s.corrupt(OUTBOUND, 2)
     answer = s.one(other("b"))
     expect(isinstance(answer, Conflict), f"other content got {answer!r:.200}")
-    same((2 in _flaws(s), s.again("b").is_repaired), (True, True), "a flaw, and its repair")
+    same((2 in _problems(s), s.again("b").is_repaired), (True, True), "a flaw, and its repair")
 
 
 @check("corrupt")
@@ -197,7 +197,7 @@ def received_duplicate_repairs(s: FactStoreSubject) -> None:
     s.corrupt(INBOX, 1)
     (told,) = s.receive(sent("a", 1))
     expect(isinstance(told, Appended) and told.is_repaired, f"a duplicate got {told!r:.200}")
-    same((s.ids(INBOX), _flaws(s, INBOX)), ([*"ab"], []), "ids and flaws")
+    same((s.ids(INBOX), _problems(s, INBOX)), ([*"ab"], []), "ids and flaws")
 
 
 @check("corrupt")
@@ -220,7 +220,7 @@ def repair_survives(s: FactStoreSubject) -> None:
     s.corrupt(OUTBOUND, 2)
     s.again("b")
     s.reopen()
-    same((s.ids(), _flaws(s), s.put("d")), ([*"abc"], [], [4]), "ids, flaws, the next offset")
+    same((s.ids(), _problems(s), s.put("d")), ([*"abc"], [], [4]), "ids, flaws, the next offset")
 
 
 @check("corrupt")
@@ -231,5 +231,5 @@ def repaired_fact_can_be_dropped(s: FactStoreSubject) -> None:
     s.corrupt(OUTBOUND, 2)
     s.again("b")
     s.done(3)
-    same((s.store.truncate(OUTBOUND, 2), _flaws(s)), (2, []), "how many were dropped, and flaws")
+    same((s.store.truncate(OUTBOUND, 2), _problems(s)), (2, []), "how many were dropped, and flaws")
     same((s.ids(), s.again("b").is_repaired), (["c"], False), "ids, and a duplicate")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ergon_framework.errors import ConsumerHeldError, StoreError
-from ergon_framework.ports.factstore import OUTBOUND, Conflict, FactStore, Flaw, Link
+from ergon_framework.ports.factstore import OUTBOUND, Conflict, Corruption, FactStore, Link
 from ergon_framework.testing.suites.factstore.append import is_marked
 from ergon_framework.testing.suites.factstore.under_test import (
     INBOX,
@@ -176,7 +176,7 @@ def facts_survive(s: FactStoreSubject) -> None:
     s.reopen()
     same((s.page(), s.page(1), s.page(log=INBOX), s.store.logs()), before, "pages and logs")
     same((s.put("d"), s.put("y", log=INBOX)), ([4], [2]), "the next offsets")
-    same([e for e in s.store.verify(OUTBOUND) if isinstance(e, Flaw)], [], "flaws")
+    same([e for e in s.store.verify(OUTBOUND) if isinstance(e, Corruption)], [], "flaws")
 
 
 @check("reopen")

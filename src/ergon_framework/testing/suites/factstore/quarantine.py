@@ -195,10 +195,10 @@ def discarded_does_not_come(s: FactStoreSubject) -> None:
 @check()
 def operators_settle_in_the_journal(s: FactStoreSubject) -> None:
     """Releasing and discarding are written down with their reasons."""
-    s.store.settle(_item(s), "released", reason="the parser is mended")
+    s.store.settle(_item(s), "released", reason="the parser is fixed")
     s.store.settle(_item(s), "discarded", reason="a test fact")
     texts = [text for _, _, text in s.store.journal()]
-    for reason in ("the parser is mended", "a test fact"):
+    for reason in ("the parser is fixed", "a test fact"):
         expect(any(reason in text for text in texts), f"{reason!r} is not in {texts}")
 
 
@@ -228,7 +228,7 @@ def _aside(s: FactStoreSubject, *which: int) -> list[Quarantined]:
 
 def _release(s: FactStoreSubject, *items: Quarantined) -> None:
     for item in items:
-        s.store.settle(item.id, "released", reason="mended")
+        s.store.settle(item.id, "released", reason="fixed")
 
 
 def _states(s: FactStoreSubject) -> list[tuple[int, str]]:

@@ -100,8 +100,8 @@ def moved_logs_are_sound(s: FactStoreSubject) -> None:
     with _filled(s) as old:
         _copy(_records(old), _records(s))
         for log in (OUTBOUND, INBOX):
-            flaws = [each for each in s.store.verify(log) if not isinstance(each, int)]
-            same(flaws, [], f"flaws of {log}")
+            problems = [each for each in s.store.verify(log) if not isinstance(each, int)]
+            same(problems, [], f"flaws of {log}")
             page, known = s.page(4, log=log), old.page(4, log=log)
             same((page.chain, page.end_chain), (known.chain, known.end_chain), f"chains of {log}")
         same(s.store.info(), old.store.info(), "the epoch")

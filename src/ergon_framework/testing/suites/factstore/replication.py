@@ -9,7 +9,7 @@ from ergon_framework.ports.factstore import (
     OUTBOUND,
     Appended,
     Conflict,
-    Flaw,
+    Corruption,
     Gap,
     Link,
     LogPage,
@@ -421,7 +421,7 @@ def log_with_a_peer_loss_is_sound(s: FactStoreSubject) -> None:
     """The hash chain goes through it."""
     _around(s)
     found = list(s.store.verify(INBOX))
-    same([each for each in found if isinstance(each, Flaw)], [], "flaws")
+    same([each for each in found if isinstance(each, Corruption)], [], "flaws")
     same(found[-1], 4, "the offset reached")
     before, behind = s.page(2, log=INBOX).chain, s.page(3, log=INBOX).chain
     expect(before and behind and before != behind, "the chain does not depend on the loss")

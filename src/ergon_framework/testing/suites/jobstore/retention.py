@@ -36,13 +36,13 @@ def _ended_chain(s: JobStoreSubject, *parts: str, keep: float) -> EnqueuedFlow:
     return flow
 
 
-def _ripe_flow(s: JobStoreSubject, flow_id: str) -> Flow:
-    found = {flow.id: flow for flow in flows_of(s.store).ripe(100)}
+def _prunable_flow(s: JobStoreSubject, flow_id: str) -> Flow:
+    found = {flow.id: flow for flow in flows_of(s.store).prunable(100)}
     return found[flow_id] if flow_id in found else fail(f"the flow {flow_id!r} may not go")
 
 
 @check()
-def ripe_jobs_are_those_kept_long_enough(s: JobStoreSubject) -> None:
+def prunable_jobs_are_those_kept_long_enough(s: JobStoreSubject) -> None:
     """Of every queue and every end, as they are; nothing else is among them, and they stay."""
     s.put("done", "long", "ever", result_ttl=5.0, tags=("a",), args=b"[1]")
     s.ended("done", keep=10.0, result=b"1")
@@ -52,43 +52,43 @@ def ripe_jobs_are_those_kept_long_enough(s: JobStoreSubject) -> None:
     s.ended("dead", FAILS_FOR_GOOD, keep=10.0)
     s.put("off", "waits")
     s.must(s.get("off"), CancelRequested(), keep=10.0)
-    same(ids_of(s.store.ripe(100)), [], "before their time")
+    same(ids_of(s.store.prunable(100)), [], "before their time")
     s.clock.forward(11.0)
-    found = {job.id: job for job in s.store.ripe(100)}
+    found = {job.id: job for job in s.store.prunable(100)}
     same(sorted(found), ["dead", "done", "off"], "those that may go")
     same(found["done"], s.get("done"), "one of them")
     same(s.store.count(Search()), 6, "jobs in the store")
-    same(sorted(ids_of(s.store.ripe(100))), ["dead", "done", "off"], "the second time")
+    same(sorted(ids_of(s.store.prunable(100))), ["dead", "done", "off"], "the second time")
 
 
 @check()
-def ripe_jobs_come_in_slices(s: JobStoreSubject) -> None:
+def prunable_jobs_come_in_slices(s: JobStoreSubject) -> None:
     """No more at a time than asked for, and those that go first, first."""
     s.put(*(f"job-{n}" for n in range(5)))
     for n in range(5):
         s.ended(f"job-{n}", keep=50.0 - n)
     s.clock.forward(60.0)
-    found = s.store.ripe(2)
+    found = s.store.prunable(2)
     same(ids_of(found), ["job-4", "job-3"], "the first two")
     same(s.store.purge(found), 2, "purged")
-    same(ids_of(s.store.ripe(9)), ["job-2", "job-1", "job-0"], "the rest")
+    same(ids_of(s.store.prunable(9)), ["job-2", "job-1", "job-0"], "the rest")
 
 
 @check()
-def ripe_job_that_came_back_is_not_purged(s: JobStoreSubject) -> None:
+def prunable_job_that_came_back_is_not_purged(s: JobStoreSubject) -> None:
     """Somebody sent it back after it was read to be archived; also when it has failed once more."""
     s.put("a", "b", "c")
     for job_id in ("a", "b", "c"):
         s.ended(job_id, FAILS_FOR_GOOD, keep=1.0)
     s.clock.forward(2.0)
-    read = s.store.ripe(9)
+    read = s.store.prunable(9)
     for job_id in ("a", "b"):
         s.must(s.get(job_id), RequeueRequested())
     s.ended("a", FAILS_FOR_GOOD, keep=100.0)
     same(s.store.purge(read), 1, "purged")
     left = (JobStatus.FAILED, JobStatus.PENDING, None)
     same((s.status("a"), s.status("b"), s.store.find("c")), left, "what is left")
-    same(ids_of(s.store.ripe(9)), [], "what may go")
+    same(ids_of(s.store.prunable(9)), [], "what may go")
 
 
 @check()
@@ -111,21 +111,21 @@ def prune_may_leave_flows_that_are_to_be_archived(s: JobStoreSubject) -> None:
     s.clock.forward(11.0)
     same(s.store.prune(100, purges=False).purged, 0, "purged")
     same(s.store.count(Search(flow=flow)), 2, "steps")
-    same(ids_of(s.store.ripe(100)), [], "steps among the jobs that may go")
+    same(ids_of(s.store.prunable(100)), [], "steps among the jobs that may go")
 
 
 @check("flows")
-def ripe_flows_are_those_kept_long_enough(s: JobStoreSubject) -> None:
+def prunable_flows_are_those_kept_long_enough(s: JobStoreSubject) -> None:
     """Those that have ended, as they are, the first to go first."""
     late, soon = _ended_chain(s, "a", keep=20.0), _ended_chain(s, "b", keep=10.0)
     _ended_chain(s, "c", keep=500.0)
     JobClient(store=s.store).chain("d").enqueue()
-    same(flows_of(s.store).ripe(100), [], "before their time")
+    same(flows_of(s.store).prunable(100), [], "before their time")
     s.clock.forward(21.0)
-    found = flows_of(s.store).ripe(100)
+    found = flows_of(s.store).prunable(100)
     same([flow.id for flow in found], [soon, late], "those that may go")
     same(found[0], flows_of(s.store).find(soon), "one of them")
-    same([flow.id for flow in flows_of(s.store).ripe(1)], [soon], "one at a time")
+    same([flow.id for flow in flows_of(s.store).prunable(1)], [soon], "one at a time")
 
 
 @check("flows")
@@ -133,7 +133,7 @@ def flow_is_deleted_in_slices(s: JobStoreSubject) -> None:
     """At most so many steps at a time, then the flow; others stay."""
     flow, other = _ended_chain(s, "a", "b", "c", keep=10.0), _ended_chain(s, "d", keep=10.0)
     s.clock.forward(11.0)
-    read, flows = _ripe_flow(s, flow), flows_of(s.store)
+    read, flows = _prunable_flow(s, flow), flows_of(s.store)
     expect(flows.delete(read, 2), "nothing is left after two of three steps")
     same(s.store.count(Search(flow=flow)), 1, "steps after the first slice")
     expect(flows.find(flow), "the flow went before its last step")
@@ -153,7 +153,7 @@ def flow_that_was_retried_is_not_deleted(s: JobStoreSubject) -> None:
     s.ended(step_id(flow, 1), FAILS_FOR_GOOD, keep=10.0)
     flows = flows_of(s.store)
     s.clock.forward(DAY + 1.0)  # for so long a step is kept that its flow cancels
-    read = _ripe_flow(s, flow)
+    read = _prunable_flow(s, flow)
     flows.apply(flow, RetryFlow())
     expect(not flows.delete(read, 10), "more is left of it")
     same(s.store.count(Search(flow=flow)), 2, "steps")
@@ -163,7 +163,7 @@ def flow_that_was_retried_is_not_deleted(s: JobStoreSubject) -> None:
     expect(not flows.delete(read, 10), "more is left of it")
     found = flows.find(flow)
     same(found and found.status, FlowStatus.COMPLETED, "the flow")
-    expect(not flows.delete(_ripe_flow(s, flow), 10), "more is left of it")
+    expect(not flows.delete(_prunable_flow(s, flow), 10), "more is left of it")
     same(flows.find(flow), None, "the flow, when it was read again")
 
 

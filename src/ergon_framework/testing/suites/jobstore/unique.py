@@ -122,7 +122,7 @@ def holder_outlives_its_retention(s: JobStoreSubject) -> None:
 
 
 @check()
-def holder_is_not_ripe(s: JobStoreSubject) -> None:
+def holder_is_not_prunable(s: JobStoreSubject) -> None:
     """A job that holds its key goes to no archive before it lets go; it hides none behind it."""
     held = [f"held-{n}" for n in range(3)]
     for job_id in held:
@@ -131,9 +131,9 @@ def holder_is_not_ripe(s: JobStoreSubject) -> None:
     s.put("free", unique_key=None)
     s.ended("free", keep=2.0)
     s.clock.forward(10.0)
-    same(ids_of(s.store.ripe(2)), ["free"], "what may go within the period")
+    same(ids_of(s.store.prunable(2)), ["free"], "what may go within the period")
     s.clock.forward(PERIOD)
-    same(sorted(ids_of(s.store.ripe(9))), ["free", *held], "what may go after the period")
+    same(sorted(ids_of(s.store.prunable(9))), ["free", *held], "what may go after the period")
 
 
 @check()

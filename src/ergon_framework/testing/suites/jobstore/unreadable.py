@@ -67,7 +67,7 @@ def unreadable_job_that_nobody_set_aside_is_listed(s: JobStoreSubject) -> None:
     """
     s.put("ended", "fine", "waits")
     s.ended("ended", SUCCEEDED)
-    mend = s.spoil("ended")
+    fix = s.spoil("ended")
     s.spoil("waits")
     found = list(s.store.left_out())
     same([each.id for each in found], ["waits", "ended"], "left out")
@@ -75,7 +75,7 @@ def unreadable_job_that_nobody_set_aside_is_listed(s: JobStoreSubject) -> None:
     same(s.ids(5), ["fine"], "claimed")
     same([each.id for each in s.store.left_out()], ["ended"], "left out after a claim")
     same([each.id for each in s.store.unreadable()], ["waits"], "set aside")
-    mend()
+    fix()
     same(list(s.store.left_out()), [], "left out once it is right")
 
 
@@ -105,9 +105,9 @@ def unreadable_job_is_never_deleted(s: JobStoreSubject) -> None:
 def restored_job_does_not_share_a_key(s: JobStoreSubject) -> None:
     """While another job has its unique key it stays set aside; afterwards it comes back."""
     s.put("a", unique_key="k")
-    mend = s.spoil("a")
+    fix = s.spoil("a")
     same(s.ids(5), [], "claimed")
-    mend()
+    fix()
     s.put("b", unique_key="k")
     [found] = s.store.unreadable()
     try:
@@ -127,11 +127,11 @@ def restored_job_waits_until_it_is_due(s: JobStoreSubject) -> None:
     """Its time has not come because the clock was set back, or because an operator put it right."""
     s.put("a", delay=10.0)
     s.clock.forward(20.0)
-    mend = s.spoil("a")
+    fix = s.spoil("a")
     same(s.ids(5), [], "claimed")
     [found] = s.store.unreadable()
     s.clock.forward(-15.0)
-    mend()
+    fix()
     expect(s.store.restore_unreadable(found.key), "it was not taken back")
     same(s.ids(5), [], "claimed before it is due")
     s.clock.forward(10.0)
@@ -145,7 +145,7 @@ def unreadable_job_can_be_read_again(s: JobStoreSubject) -> None:
     s.ended("a", FAILS_ONCE)
     before = s.get("a")
     s.clock.forward(60.0)
-    mend = s.spoil("a")
+    fix = s.spoil("a")
     same(s.ids(5), [], "claimed")
     [found] = s.store.unreadable()
     try:
@@ -155,7 +155,7 @@ def unreadable_job_can_be_read_again(s: JobStoreSubject) -> None:
     else:
         fail("it was taken back although it cannot be read")
     same([each.id for each in s.store.unreadable()], ["a"], "set aside")
-    mend()
+    fix()
     expect(s.store.restore_unreadable(found.key), "it was not taken back")
     expect(not s.store.restore_unreadable(found.key), "it was taken back twice")
     same(s.store.unreadable(), [], "set aside")

@@ -144,7 +144,7 @@ def open_download_outlives_its_blob(s: ObjectStoreSubject) -> None:
 
 
 @check()
-def sound_blob_has_no_flaw(s: ObjectStoreSubject) -> None:
+def sound_blob_has_no_problem(s: ObjectStoreSubject) -> None:
     """Verifying finds nothing wrong with a blob that is as it was put."""
     for data in (b"", noise(100), noise(3 * MIB + 1)):
         s.put(data)
@@ -153,19 +153,19 @@ def sound_blob_has_no_flaw(s: ObjectStoreSubject) -> None:
 
 def must_name(s: ObjectStoreSubject, digest: bytes, size: int) -> None:
     """Verifying finds a flaw, and names the blob that has it."""
-    flaw = s.store.verify(digest, size)
-    expect(flaw, "nothing was found")
-    expect(digest.hex() in str(flaw), f"the flaw does not name the blob: {flaw}")
+    problem = s.store.verify(digest, size)
+    expect(problem, "nothing was found")
+    expect(digest.hex() in str(problem), f"the flaw does not name the blob: {problem}")
 
 
 @check()
-def missing_blob_is_a_flaw(s: ObjectStoreSubject) -> None:
+def missing_blob_is_a_problem(s: ObjectStoreSubject) -> None:
     """Verifying names a blob that is not there."""
     must_name(s, digest_of(b"never put"), 9)
 
 
 @check()
-def other_size_is_a_flaw(s: ObjectStoreSubject) -> None:
+def other_size_is_a_problem(s: ObjectStoreSubject) -> None:
     """Verifying names a blob that is shorter or longer than it should be."""
     s.put(noise(100))
     must_name(s, digest_of(noise(100)), 99)

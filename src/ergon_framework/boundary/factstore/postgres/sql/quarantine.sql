@@ -34,7 +34,7 @@ UPDATE {zone}.quarantine
 SET state = 'quarantined', is_served = false, reason = $1, message = $2, attempts = $3
 WHERE id = $4;
 
--- spoilt: a released item can no longer be delivered
+-- undeliverable: a released item can no longer be delivered
 UPDATE {zone}.quarantine
 SET state = 'quarantined', is_served = false, reason = 'corrupted' WHERE id = $1;
 

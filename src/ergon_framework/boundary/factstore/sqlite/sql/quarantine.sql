@@ -33,7 +33,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 UPDATE ergon_boundary_quarantine
 SET state = 'quarantined', is_served = 0, reason = ?, message = ?, attempts = ? WHERE id = ?;
 
--- spoilt: a released item can no longer be delivered
+-- undeliverable: a released item can no longer be delivered
 UPDATE ergon_boundary_quarantine
 SET state = 'quarantined', is_served = 0, reason = 'corrupted' WHERE id = ?;
 

@@ -207,7 +207,7 @@ WHERE ctid = ANY(ARRAY(SELECT spot FROM due)) AND NOT (
     {holds_its_key}
 );
 
--- ripe: the same jobs with all that they have
+-- prunable: the same jobs with all that they have
 {ended_groups}
 SELECT d.* FROM groups AS g CROSS JOIN LATERAL (
     SELECT {columns} FROM ergon_jobs AS j

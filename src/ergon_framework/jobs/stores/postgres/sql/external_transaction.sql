@@ -9,7 +9,7 @@ LEFT JOIN pg_class AS t ON t.oid = c.oid LEFT JOIN pg_namespace AS n ON n.oid = 
 -- may_ask: whether this user may ask which server this is
 SELECT has_function_privilege('pg_control_system()', 'EXECUTE');
 
--- habits: where tables are looked for, and what is seen of others
+-- session: where tables are looked for, and what is seen of others
 SELECT current_setting('search_path'), current_setting('transaction_isolation');
 
 -- set_path: look for them there until the transaction ends

@@ -1,7 +1,7 @@
--- Look at jobs. In: now, where to look (``ids``, ``overdue``, ``ripe``, ``named``, ``after``, ``flow:``
+-- Look at jobs. In: now, where to look (``ids``, ``overdue``, ``prunable``, ``named``, ``after``, ``flow:``
 -- with its id, ``tag:`` with it, or a set by order of adding), the ids, the executor or the number to
 -- begin at, how many, and what must match; for ``named``, before when they became due; for ``after`` and
--- ``ripe``, how many bytes there may be.
+-- ``prunable``, how many bytes there may be.
 
 local where, from, most, wanted = args[2], args[3], args[4], args[5]
 local ids, last = {}, false
@@ -38,9 +38,9 @@ elseif where == "named" then
       look_into(due_of_key(key, lane))
     end
   end
-elseif where == "after" or where == "ripe" then
+elseif where == "after" or where == "prunable" then
   local size, found = 0, nil
-  if where == "ripe" then
+  if where == "prunable" then
     -- Without those that hold a unique key still. A prune lines them up for when they do no more; until
     -- it has come to them they must not hide those behind them.
     found = {}
