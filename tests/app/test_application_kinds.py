@@ -27,7 +27,6 @@ from ergon_framework import (
 )
 from ergon_framework.app.run_app import ConsumerPart, consumer_wiring
 from ergon_framework.connector.boundary import Zone
-from ergon_framework.engine import time_limit
 from ergon_framework.errors import (
     ConfigurationError,
     ConnectorError,
@@ -136,13 +135,12 @@ def test_stores_of_providers_are_open_before_the_first_message(tmp_path: Path) -
 
 
 def test_a_store_that_is_slow_to_open_keeps_no_other_unit_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """Neither a message of a run, nor a job of a process that opens stores before it is ready.
 
     Such a process would be replaced again and again, and its jobs would fail without an attempt.
     """
-    monkeypatch.setattr(time_limit, "EARLY_OPENING", 0.2)
     app = App(f"sqlite:///{tmp_path / 'work.db'}", name="shop")
     answered = threading.Event()
 
@@ -154,7 +152,7 @@ def test_a_store_that_is_slow_to_open_keeps_no_other_unit_waiting(
 
     @app.consumer(orders(5))
     def charge(order: Order) -> None:
-        app.registry.open_early()  # what a process for jobs does before it is ready
+        app.registry.open_early(idle_limit=0.2)  # what a process for jobs does before it is ready
         answered.set()
 
     with app:

@@ -49,9 +49,11 @@ PATHS = [
     "/api/v1/workers",
 ]
 ACTIONS = [
+    "/api/v1/boundary/{zone}/quarantine/{item}/discard",
+    "/api/v1/boundary/{zone}/quarantine/{item}/release",
     "/api/v1/queues/{queue}/pause",
     "/api/v1/queues/{queue}/resume",
-    "/api/v1/schedules/{schedule}/fire",
+    *(f"/api/v1/schedules/{{schedule}}/{name}" for name in ("delete", "fire", "pause", "resume")),
     *(
         f"/api/v1/flows/{{flow_id}}/{name}"
         for name in ("cancel", "purge", "retry", "signal", "skip")

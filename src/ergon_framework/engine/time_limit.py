@@ -231,12 +231,15 @@ def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
 # ---- stores, before they are needed --------------------------------------------------------------
 
 
-def open_early(openings: Iterable[Callable[[], object]]) -> Callable[[], None]:
+def open_early(
+    openings: Iterable[Callable[[], object]], idle_limit: float = EARLY_OPENING
+) -> Callable[[], None]:
     """Open what the first unit would open in its time, and wait for that.
 
     A store that keeps the process waiting, such as one on a server that does not answer, goes on
     being opened in its thread: units that do not need it are in nobody's way, and those that do
-    wait for it. Imports and new tables, which keep the process busy, are waited for.
+    wait for it. Imports and new tables, which keep the process busy, are waited for: only seconds
+    in which the process is idle count towards ``idle_limit``.
 
     What is returned stops it: what is not being opened yet stays closed.
     """
@@ -250,7 +253,7 @@ def open_early(openings: Iterable[Callable[[], object]]) -> Callable[[], None]:
 
     thread = SYSTEM_CLOCK.spawn("ergon-open-early", partial(copy_context().run, open_all))
     idle = 0.0
-    while thread.is_alive() and idle < EARLY_OPENING:
+    while thread.is_alive() and idle < idle_limit:
         used = time.process_time()
         thread.join(_SLICE)
         if time.process_time() - used < _BUSY:

@@ -345,16 +345,17 @@ class Registry:
             each.binding  # noqa: B018 - reading it is what prepares it
             each.layers  # noqa: B018 - the same
 
-    def open_early(self) -> None:
+    def open_early(self, idle_limit: float | None = None) -> None:
         """Open what handlers would open at their first use, in the time of a job.
 
         A plain handler that runs out of time costs its process, so that the next attempt would be
         the first one of its process again: with a short timeout none would ever come to its end.
+        ``idle_limit``: seconds of waiting for stores; None: that of :mod:`engine.time_limit`.
         """
         if self.openings:
-            from ergon_framework.engine.time_limit import open_early
+            from ergon_framework.engine.time_limit import EARLY_OPENING, open_early
 
-            open_early(self.openings)
+            open_early(self.openings, EARLY_OPENING if idle_limit is None else idle_limit)
 
     def check(
         self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
