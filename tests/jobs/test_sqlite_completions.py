@@ -151,6 +151,34 @@ def test_a_late_step_does_not_count(s: JobStoreSubject) -> None:
     assert len(claimed.jobs) == 9
 
 
+@pytest.mark.parametrize("others", [0, 1, 20])
+def test_a_step_whose_flow_was_deleted_meanwhile_is_refused_alone(
+    s: JobStoreSubject, others: int
+) -> None:
+    """Its worker was away for so long that another one ended the flow, and it was not kept."""
+    client, flow_id = flow_of(s, 1, 1)
+    s.put(*[f"j{n}" for n in range(others)])
+    jobs = s.claim(1 + others)
+    late = next(n for n, job in enumerate(jobs) if job.flow_id is not None)
+    s.must(jobs[late], RELEASED)
+    assert s.settle(s.take(jobs[late].id, worker="w2"), SUCCEEDED)
+    client.flow(flow_id).purge()
+    applied, _ = s.store.settle_and_claim([completed(s, job) for job in jobs], None)
+    assert applied == [n != late for n in range(1 + others)]
+
+
+@pytest.mark.parametrize("feeds", ["xx", "[1]", '["noflow"]', "[]"])
+@pytest.mark.parametrize("others", [0, 20])
+def test_a_place_that_cannot_be_read_harms_no_other(
+    s: JobStoreSubject, others: int, feeds: str
+) -> None:
+    """The row is looked at in place of what the claim said, and the other jobs complete."""
+    flow_of(s, 1, 1)
+    s.put(*[f"j{n}" for n in range(others)])
+    settlements = [completed(s, job, feeds=job.feeds and feeds) for job in s.claim(1 + others)]
+    assert s.store.settle_and_claim(settlements, None)[0] == [True] * (1 + others)
+
+
 def test_a_claim_tells_where_its_step_counts(s: JobStoreSubject) -> None:
     """Of a step it does, so that its completion need not read it; no other job counts anywhere."""
     flow_of(s, 1, 1)

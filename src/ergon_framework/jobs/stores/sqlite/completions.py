@@ -15,8 +15,11 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, Protocol
 
-from ergon_framework.core.flow import StepEnded
+import msgspec
+
+from ergon_framework.core.flow import FlowChange, StepEnded
 from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import JobNotFoundError
 from ergon_framework.jobs.stores.documents import feeds_from
 from ergon_framework.jobs.stores.flow_settlement import FlowSettlement
 from ergon_framework.jobs.stores.sqlite.many_rows import for_many
@@ -100,7 +103,8 @@ def kind_of(settlement: Settlement) -> CompletionKind:
     if not settlement.is_step:
         return CompletionKind.JOB
     # A step that has counted before counts no more, and one whose place nobody knows is looked at.
-    return CompletionKind.STEP if settlement.feeds not in (None, "[]") else CompletionKind.OTHER
+    is_known = settlement.feeds is not None and place_in(settlement.feeds) is not None
+    return CompletionKind.STEP if is_known else CompletionKind.OTHER
 
 
 def complete_many(
@@ -126,21 +130,46 @@ def _complete_jobs(tx: CompletionTransaction, settlements: Sequence[Settlement])
 def _complete_steps(tx: CompletionTransaction, settlements: Sequence[Settlement]) -> None:
     rows = []
     for each in settlements:
-        flow_id, feeds = place_in(each.feeds or "")
-        change = tx.flows.plan(flow_id, COMPLETED_STEP)
-        if change is None or not change.counts:
+        planned = plan_claimed(tx.flows, each)
+        if planned is None:
             raise NotAllCompleted
         # Before the row is written: should it not be, all of the transaction is undone.
-        tx.flows.accept(flow_id, change, feeds, each.keep)
+        tx.flows.accept(*planned, each.keep)
         rows.append(step_values(each, each.feeds or "", tx.now))
     _write(tx, _FLOWS["complete_steps"], rows)
 
 
+def plan_claimed(
+    flows: FlowSettlement, settlement: Settlement
+) -> tuple[str, FlowChange, tuple[str, ...]] | None:
+    """The flow of a completed step, what becomes of it, and the joins at which the step counts.
+
+    None when the row has to be read. The place is as old as the claim: the flow may have ended and
+    been deleted since then, and whoever reports so late is told that nothing was applied.
+    """
+    place = place_in(settlement.feeds or "")
+    if place is None:
+        return None
+    flow_id, feeds = place
+    try:
+        change = flows.plan(flow_id, COMPLETED_STEP)
+    except JobNotFoundError:
+        return None
+    return None if change is None or not change.counts else (flow_id, change, feeds)
+
+
 @lru_cache(maxsize=1024)  # as many as a worker settles at once
-def place_in(feeds: str) -> tuple[str, tuple[str, ...]]:
-    """The flow of a step that has not counted, and the joins at which it will."""
-    joins = feeds_from(feeds)
-    return flow_of(joins[0]), joins
+def place_in(feeds: str) -> tuple[str, tuple[str, ...]] | None:
+    """The flow of a step that has not counted, and the joins at which it will.
+
+    None when it has counted, and when the text is damaged.
+    """
+    try:
+        joins = feeds_from(feeds)
+    except msgspec.MsgspecError:
+        return None
+    flow_id = flow_of(joins[0]) if joins else ""
+    return (flow_id, joins) if flow_id else None
 
 
 def _write(tx: CompletionTransaction, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:

@@ -31,13 +31,13 @@ from ergon_framework.jobs.stores.documents import (
 )
 from ergon_framework.jobs.stores.flow_settlement import FlowSettlement, returned
 from ergon_framework.jobs.stores.sqlite.completions import (
-    COMPLETED_STEP,
     SIZES,
     CompletionKind,
     complete_many,
     job_values,
     kind_of,
     place_in,
+    plan_claimed,
     step_values,
 )
 from ergon_framework.jobs.stores.sqlite.flow_tables import SqliteFlowTables, flow_row
@@ -158,8 +158,9 @@ class SqliteTransitions:
         flow_ids: set[str] = set()
         seqs: list[int] = []
         for each in settlements:
-            if kind_of(each) is CompletionKind.STEP:
-                flow_ids.add(place_in(each.feeds or "")[0])
+            place = place_in(each.feeds or "")
+            if place is not None and kind_of(each) is CompletionKind.STEP:
+                flow_ids.add(place[0])
             else:
                 seqs.append(each.key)
         if seqs:
@@ -281,13 +282,10 @@ class SqliteTransitions:
 
     def _complete_claimed_step(self, settlement: Settlement) -> bool:
         """The usual end of a step without a look at it; False: it has to be looked at."""
-        flow_id, feeds = place_in(settlement.feeds or "")
-        change = self.flows.plan(flow_id, COMPLETED_STEP)
-        if change is None or not change.counts:
+        planned = plan_claimed(self.flows, settlement)
+        if planned is None or not self._complete_step(settlement, settlement.feeds or ""):
             return False
-        if not self._complete_step(settlement, settlement.feeds or ""):
-            return False
-        self.flows.accept(flow_id, change, feeds, settlement.keep)
+        self.flows.accept(*planned, settlement.keep)
         return True
 
     def _complete_step(self, settlement: Settlement, feeds: str) -> bool:
