@@ -220,7 +220,7 @@ def test_a_job_that_came_back_meanwhile_is_not_deleted(
             subject.must(subject.get("a"), RequeueRequested())
         return found
 
-    monkeypatch.setattr(subject.store, "ripe", read_and_sent_back)
+    monkeypatch.setattr(subject.store, "prunable", read_and_sent_back)
     archiver = Archiver(subject.store, archive)
     assert archiver.turn() == 1
     assert subject.ids(1) == ["a"]
@@ -328,7 +328,7 @@ def test_slices_are_small_where_jobs_are_large(
         made = subject.ended(f"job-{len(asked)}", keep=0.0)
         return [made] * limit
 
-    monkeypatch.setattr(subject.store, "ripe", prunable)
+    monkeypatch.setattr(subject.store, "prunable", prunable)
     archiver = Archiver(subject.store, archive)
     for _ in range(8):
         archiver.turn()

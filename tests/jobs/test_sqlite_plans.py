@@ -261,7 +261,7 @@ def test_a_search_of_one_queue_finds_what_is_there(tmp_path: Path, most: int) ->
             "prunable",
             "ergon_jobs_ended (stage=? AND queue=? AND status=? AND purge_at<?)",
         ),
-        ("flows.sql", "ripe_flows", "ergon_flows_purge (purge_at>? AND purge_at<?)"),
+        ("flows.sql", "prunable_flows", "ergon_flows_purge (purge_at>? AND purge_at<?)"),
         ("admin.sql", "next_ended", "ergon_jobs_ended (stage=? AND queue>?)"),
         (
             "admin.sql",

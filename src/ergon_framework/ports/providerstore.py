@@ -58,6 +58,11 @@ class LaneState(msgspec.Struct, frozen=True, eq=False):
             return NotImplemented
         return self._compared == other._compared
 
+    # The base class answers ``!=`` by itself, and does not ask ``__eq__``.
+    def __ne__(self, other: object) -> bool:
+        is_equal = self.__eq__(other)
+        return is_equal if is_equal is NotImplemented else not is_equal
+
     def __hash__(self) -> int:
         return hash(self._compared)
 

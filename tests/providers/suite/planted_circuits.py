@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from ergon_framework.core.circuit_breaker import Breaker
 from ergon_framework.core.quota import QuotaUsage, QuotaWindow

@@ -124,7 +124,7 @@ def status(zone: LocalZone, *, objects_timeout: float = OBJECTS_TIMEOUT) -> dict
         "objects_trouble": objects_trouble(zone, objects_timeout),
         "append_trouble": zone.append_trouble,
         "damage": zone.damage,
-        "low_disk_space": zone.low_disk_space(),
+        "little_room": zone.low_disk_space(),
         "new_epoch": _new_epoch(store.attribute(NEW_EPOCH), now),
     }
     view["alerts"] = list(_alerts(view, consumers, now))
@@ -185,8 +185,8 @@ def _store_alerts(view: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield _alert("appends", f"the last append failed: {view['append_trouble']}")
     if view["damage"] is not None:
         yield _alert("damage", view["damage"])
-    if view["low_disk_space"] is not None:
-        yield _alert("disk", view["low_disk_space"])
+    if view["little_room"] is not None:
+        yield _alert("disk", view["little_room"])
     if not view["is_synced"]:
         yield _alert("unsynced", view["acknowledgement"])
     if view["new_epoch"] is not None:

@@ -143,7 +143,7 @@ class PostgresFlows:
     def prunable(self, limit: int) -> list[Flow]:
         """Flows that have ended and whose retention is over."""
         rows = self._transactions.read(
-            lambda tx: tx.execute(_SQL["ripe_flows"], {"limit": limit}).fetchall()
+            lambda tx: tx.execute(_SQL["prunable_flows"], {"limit": limit}).fetchall()
         )
         return [flow_row(row).flow() for row in rows]
 

@@ -217,7 +217,7 @@ DELETE FROM ergon_flow_work WHERE target = ?;
 -- flows_kept_long_enough: whose steps may go
 SELECT id FROM ergon_flows WHERE purge_at IS NOT NULL AND purge_at <= ? ORDER BY purge_at LIMIT ?;
 
--- ripe_flows: the same, whole
+-- prunable_flows: the same, whole
 SELECT
     id, on_failure, status, unfinished, completed, failed, cancelled, uncounted, keep, purge_at,
     name, created_at, changed_at, plan

@@ -101,7 +101,7 @@ class SqliteFlows:
         """Flows that have ended and whose retention is over."""
         values = (self._transactions.now(), limit)
         rows = self._transactions.read(
-            lambda cursor: cursor.execute(_SQL["ripe_flows"], values).fetchall()
+            lambda cursor: cursor.execute(_SQL["prunable_flows"], values).fetchall()
         )
         return [flow_row(row).flow() for row in rows]
 

@@ -6,7 +6,7 @@ its cooldown, and none waits for less than was asked.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
 from ergon_framework.ports.providerstore import ALL_TENANTS, LaneFailure, LaneState

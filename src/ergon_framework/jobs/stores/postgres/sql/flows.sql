@@ -258,7 +258,7 @@ VALUES (%(target)s, %(flow_id)s, %(kind)s, %(after)s);
 SELECT id FROM ergon_flows WHERE purge_at IS NOT NULL AND purge_at <= {now}
 ORDER BY purge_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED;
 
--- ripe_flows: flows whose steps may go, whole
+-- prunable_flows: flows whose steps may go, whole
 SELECT {flow_columns}
 FROM ergon_flows WHERE purge_at IS NOT NULL AND purge_at <= {now}
 ORDER BY purge_at LIMIT %(limit)s;
