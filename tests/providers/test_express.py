@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -272,3 +274,31 @@ def test_both_ways_agree_on_a_flood_of_refusals(steps: list[str], is_async: bool
 def without_refusals(seen: list[Any]) -> list[Any]:
     """How many refused calls get a row depends on where a second begins, which is real time."""
     return [each for each in seen if not isinstance(each, AttemptRow) or each.attempt_number]
+
+
+class Request:
+    """What a caller works on: it keeps the result, and the metadata leads back to it."""
+
+    result: ProviderExecutionResult
+
+
+def test_a_failed_call_is_collected_with_what_its_metadata_leads_to() -> None:
+    """The collector looks through a call on the short way, too."""
+
+    class Failing(ProviderBase):
+        provider_name, capability = "failing", "test"
+
+        def _execute_impl(self, **_given: Any) -> Any:
+            raise ProviderAuthError("no")
+
+    provider = Failing()
+
+    def called() -> weakref.ref[Request]:
+        request = Request()
+        context = ProviderExecutionContext(metadata={"request": request})
+        request.result = provider.execute(tenant_id="t", operation="o", payload={}, context=context)
+        return weakref.ref(request)
+
+    known = [called() for _ in range(10)]
+    gc.collect()
+    assert not any(each() for each in known)

@@ -200,11 +200,13 @@ def test_units_ahead_are_no_used_ones() -> None:
     store = MemoryProviderStore()
     policy = QuotaPolicy(limit=100, window_seconds=10 * 365 * 86_400)
     limiter, other = QuotaLimiter(store, LANE, policy), QuotaLimiter(store, LANE, policy)
+    taken = None
     for number in range(1, 41):
         taken = limiter.reserve()
         assert taken is not None
         assert (taken.account.used, account_of(store, LANE.tenant_id).used) == (number, number)
     assert (other.reserve(60) is not None, limiter.reserve()) == (True, None)
+    assert taken is not None
     other.refund(taken)
     assert limiter.account is not None
     assert account_of(store, LANE.tenant_id).used == 99
@@ -227,6 +229,25 @@ class LimitedStore(MemoryProviderStore):
 def test_a_store_with_its_own_way_to_reserve_is_asked_for_every_unit() -> None:
     """Nothing is granted ahead past it."""
     store = LimitedStore()
+    limiter = QuotaLimiter(store, LANE, QuotaPolicy(limit=100))
+    assert all(limiter.reserve() for _ in range(20))
+    assert store.asked == 20
+
+
+def test_a_store_that_reserves_as_a_mixin_says_is_asked_for_every_unit() -> None:
+    """Whichever of its base classes the method comes from."""
+
+    class Counting:
+        asked = 0
+
+        def reserve(self, *given: Any, **named: Any) -> Any:
+            self.asked += 1
+            return MemoryProviderStore.reserve(self, *given, **named)  # type: ignore[arg-type]
+
+    class Mixed(Counting, MemoryProviderStore):
+        pass
+
+    store = Mixed()
     limiter = QuotaLimiter(store, LANE, QuotaPolicy(limit=100))
     assert all(limiter.reserve() for _ in range(20))
     assert store.asked == 20

@@ -77,7 +77,7 @@ Who = tuple[str | None, str]
 """The campaign and the operation of a call."""
 
 
-class FastPathCall(msgspec.Struct, gc=False):
+class FastPathCall(msgspec.Struct):
     """A call on the fast path, from its admission to its end."""
 
     policy: CallPolicy

@@ -88,13 +88,15 @@ class MemoryLane:
         grants, left = self.ahead, 0
         if grants:
             self.ahead = []
-            # One by one: a call that found the list before may pop from it meanwhile.
-            with suppress(IndexError):
-                while True:
-                    grants.pop()
-                    left += 1
-        if left and self.account is not None:
-            self.account = _with_fewer_used(self.account, left)
+            try:
+                # One by one: a call that found the list before may pop from it meanwhile.
+                with suppress(IndexError):
+                    while True:
+                        grants.pop()
+                        left += 1
+            finally:  # also when a time limit interrupts this thread: the units would be lost
+                if left and self.account is not None:
+                    self.account = _with_fewer_used(self.account, left)
         return self.account
 
     def grant_ahead(self, account: QuotaUsage) -> list[QuotaUsage]:
@@ -104,11 +106,13 @@ class MemoryLane:
         """
         window, limit, used = account
         self.ahead_count = count = min(2 * self.ahead_count + 1, MAX_AHEAD, limit - used)
-        self.account = QuotaUsage(window, limit, used + count)
         numbers = range(used + count, used, -1)
         fields = zip(repeat(window), repeat(limit), numbers, strict=False)
-        self.ahead = list(map(_new, repeat(QuotaUsage), fields))
-        return self.ahead
+        grants = list(map(_new, repeat(QuotaUsage), fields))
+        # Counted first, so that a thread that is interrupted between the two grants none twice.
+        self.account = QuotaUsage(window, limit, used + count)
+        self.ahead = grants
+        return grants
 
     def is_known(self, now: float) -> bool:
         """Whether a summary shows it."""
@@ -426,9 +430,10 @@ class MemoryProviderStore:
     grants_ahead = True
     """Whether callers may use :meth:`units_ahead`."""
 
-    def __init_subclass__(cls) -> None:
-        # One that reserves in its own way is asked for every unit.
-        if "reserve" in vars(cls):
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        # One that reserves in its own way, or in that of a mixin, is asked for every unit.
+        if cls.reserve is not MemoryProviderStore.reserve:
             cls.grants_ahead = False
 
     def __init__(
