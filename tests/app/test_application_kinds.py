@@ -188,6 +188,37 @@ def test_an_app_is_closed_while_another_thread_opens_a_part_of_it(
         assert not each.is_alive(), "each waits for the other"
 
 
+def test_who_enters_while_another_thread_leaves_gets_a_client_of_its_own(tmp_path: Path) -> None:
+    """The last block that ends closes the clients at once, however long a provider takes."""
+    entered, left = threading.Event(), threading.Event()
+    app = App(f"sqlite:///{tmp_path / 'work.db'}", name="shop")
+    rates = app.provider("rates", capability="exchange")
+    close = rates.close
+    found: list[str] = []
+
+    def enter() -> None:
+        with app:
+            client = app.client
+            entered.set()
+            assert left.wait(30)
+            found.append(client.enqueue("later").id)
+
+    entering = threading.Thread(target=enter)
+
+    def close_slowly() -> None:
+        if not entered.is_set():
+            entering.start()
+            assert entered.wait(30), "the other block cannot use the App"
+        close()
+
+    rates.close = close_slowly  # type: ignore[method-assign]
+    with app:
+        app.client.enqueue("first")
+    left.set()
+    entering.join(30)
+    assert len(found) == 1
+
+
 OPENED = """
 import sys
 from pathlib import Path

@@ -357,6 +357,23 @@ def _within(seconds: float, is_so: Callable[[], bool]) -> bool:
     return is_so()
 
 
+def test_hang_ups_after_the_first_signal_are_no_second_wish() -> None:
+    """A terminal that closes sends one by its shell and one by the kernel."""
+    heard: list[int] = []
+    now = iter(range(0, 1000, 10))  # further apart than one signal's two deliveries
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with SignalListener(heard.append, now=lambda: next(now)):
+            signal.raise_signal(signal.SIGHUP)
+            assert _within(10, lambda: heard == [signal.SIGTERM]), heard
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGINT)
+            assert _within(10, lambda: len(heard) > 1), heard
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert heard == [signal.SIGTERM, signal.SIGINT]
+
+
 def test_the_ear_hears_although_a_loop_took_the_descriptor() -> None:
     """Handlers of an event loop redirect the interpreter's bytes; the signal arrives anyway."""
     is_heard = threading.Event()

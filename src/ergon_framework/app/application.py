@@ -596,6 +596,7 @@ class App:
     def close(self) -> None:
         """Close the stores, for all users in this process. The next use opens them again."""
         with self._lock:
+            self._close_clients()
             providers, zones = [*self._providers], [*self._zones.values()]
         # Without the lock: one that another thread is opening, which is waited for, asks for the
         # settings.
@@ -603,9 +604,14 @@ class App:
             provider.close()
         for zone in zones:
             zone.close()
-        with self._lock:
-            client, self._client = self._client, None
-            async_client, self._async_client = self._async_client, None
+
+    def _close_clients(self) -> None:
+        """Close the clients of jobs, under the lock: whoever asks for one then gets another.
+
+        Providers and zones are opened again by their next use, and clients are not.
+        """
+        client, self._client = self._client, None
+        async_client, self._async_client = self._async_client, None
         if async_client is not None:
             async_client.shut()
         if client is not None:
@@ -623,9 +629,10 @@ class App:
     def __exit__(self, *exc: object) -> None:
         with self._lock:
             self._blocks -= 1
-            is_last = not self._blocks
-        if is_last:
-            self.close()
+            if self._blocks:
+                return
+            self._close_clients()  # before another thread enters, and asks for one
+        self.close()
 
     # ---- running ----
 

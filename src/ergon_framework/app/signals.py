@@ -85,6 +85,8 @@ class SignalListener:
             number = byte & ~_BY_HANDLER
             if number == signal.SIGHUP and byte != number:
                 # By the handler alone: the descriptor also has a SIGHUP that somebody else handles.
+                if told_at is not None:
+                    continue  # the shell and the kernel both send one: it is no second wish
                 number, written, handled = int(signal.SIGTERM), written + 1, handled + 1
             elif number in SIGNALS:
                 # Each comes once by each way, unless one of the two ways is closed.

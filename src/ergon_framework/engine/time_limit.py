@@ -35,6 +35,7 @@ EARLY_OPENING = 5.0
 first. Less than the startup grace of an executor, after which the time of its requests runs.
 """
 _SLICE, _BUSY = 0.1, 0.001  # seconds, and what a busy process has of them on a busy machine
+_MOST_BUSY = 12  # times the limit: other threads of the process may always be busy
 RETURN_GRACE = 2.0
 """Seconds that an interrupted call has to come back, before its thread counts as stuck."""
 INTERRUPT_INTERVAL = 0.5
@@ -252,12 +253,17 @@ def open_early(
             opening()
 
     thread = SYSTEM_CLOCK.spawn("ergon-open-early", partial(copy_context().run, open_all))
-    idle = 0.0
-    while thread.is_alive() and idle < idle_limit:
-        used = time.process_time()
-        thread.join(_SLICE)
-        if time.process_time() - used < _BUSY:
-            idle += _SLICE  # and not more, if the process was stopped meanwhile
+    idle = waited = 0.0
+    try:
+        while thread.is_alive() and idle < idle_limit and waited < idle_limit * _MOST_BUSY:
+            used = time.process_time()
+            thread.join(_SLICE)
+            waited += _SLICE  # and not more, if the process was stopped meanwhile
+            if time.process_time() - used < _BUSY:
+                idle += _SLICE
+    except BaseException:  # Ctrl-C, say: nobody is left to stop it
+        is_over.set()
+        raise
     return is_over.set
 
 
