@@ -68,8 +68,9 @@ def test_a_protocol_is_known_by_its_answers(
     kind: str | None, greeting: bytes, answers: dict[bytes, bytes]
 ) -> None:
     """By a greeting, or by what it says to a request that no login is needed for."""
+    patience = 0.05 if kind is None else 1.0  # who is silent costs all of it, a busy machine some
     with answering(greeting, answers) as port:
-        assert server_kind_at("127.0.0.1", port, timeout=0.05) == kind
+        assert server_kind_at("127.0.0.1", port, timeout=patience) == kind
     assert server_kind_at("127.0.0.1", port, timeout=0.05) is None  # nothing listens any more
 
 

@@ -209,11 +209,12 @@ def test_what_the_broker_refuses_is_bad_health_with_a_remedy(
             ("dispatch", ([Transaction("t1", 1)],)),
             ("nack", (order, ValueError("no"))),
         ):
-            with pytest.raises(MqttConnectorError, match="refuses a message") as caught:
-                orders(verb, *given)
-            assert "allow the user to write" in (caught.value.remedy or "")
+            refusal = _refusal(orders, verb, *given)
+            assert "refuses a message" in str(refusal)
+            assert "allow the user to write" in (refusal.remedy or "")
             assert not source.health()
-        seen = [each for each in source.observe() if each.is_grave]
+        # mosquitto hangs up after some refusals, which health tells beside them.
+        seen = [each for each in source.observe() if each.is_grave and each.what != "connection"]
         assert len(seen) == 2
         assert all("allow the user to write" in each.remedy for each in seen)
         own_mosquitto.allow("topic readwrite #")
@@ -222,6 +223,15 @@ def test_what_the_broker_refuses_is_bad_health_with_a_remedy(
         assert not source.health(), "nothing was published to the target yet"
         orders("dispatch", [Transaction("t1", 1)])
         assert source.health()
+
+
+def _refusal(orders: Any, verb: str, *given: Any) -> MqttConnectorError:
+    for _ in range(20):
+        with pytest.raises((MqttConnectorError, BrokerUnavailableError)) as caught:
+            orders(verb, *given)
+        if isinstance(caught.value, MqttConnectorError):
+            return caught.value
+    pytest.fail("the broker hangs up each time")
 
 
 def _is_refused(orders: Any, order: Any) -> bool:
