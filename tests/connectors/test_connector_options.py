@@ -38,6 +38,8 @@ GIVEN: dict[str, dict[str, Any]] = {
     "sqs": {"url": "sqs://eu-central-1/orders"},
 }
 """What each needs, which is right, and leads nowhere."""
+MAY_BE_UNBOUNDED = (("postgres", "max_deliveries"), ("redis-streams", "max_deliveries"))
+"""Options of connectors for which 0 means that there is no bound."""
 MAY_BE_ZERO = {
     *("wait", "late", "settle", "interval", "first_page", "commit_interval", "revoke_wait"),
     *("heartbeat", "max_deliver", "max_dead", "drain"),
@@ -93,7 +95,7 @@ def wrong_numbers(kind: str) -> Iterator[tuple[str, Any]]:
             yield name, None
         if float not in types:
             yield name, 1.5
-        if name not in MAY_BE_ZERO and (kind, name) != ("postgres", "max_deliveries"):
+        if name not in MAY_BE_ZERO and (kind, name) not in MAY_BE_UNBOUNDED:
             yield name, 0
     yield from OUT_OF_BOUNDS.get(kind, ())
 
