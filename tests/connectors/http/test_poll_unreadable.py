@@ -57,6 +57,26 @@ def test_a_value_that_cannot_be_read_spoils_its_item_only(
         assert drained(connector) == []
 
 
+@pytest.mark.parametrize("way", ["cursor", "link"])
+@pytest.mark.parametrize(
+    "bad",
+    [b'"caf\xe9"', rb'"\ud800"', b"9" * 5000],
+    ids=["Latin-1", "half of a character", "digits"],
+)
+def test_a_next_page_whose_name_cannot_be_read_is_an_outage(
+    api: PagedApi, tmp_path: Path, bad: bytes, way: str
+) -> None:
+    """Nothing of the page is delivered, and the page is asked for again until it can be read."""
+    api.answer = lambda _: Reply(raw=b'{"data": [{"id": 1}], "next": ' + bad + b"}")
+    options = {"cursor": "at", "next_cursor": "next"} if way == "cursor" else {"next_link": "next"}
+    with poller(api, tmp_path, **options) as connector:
+        assert fetched_in_time(connector) == []
+        assert not connector.health()
+        api.answer = lambda _: Reply(raw=b'{"data": [{"id": 1}], "next": null}')
+        assert drained(connector) == ["1"]
+        assert connector.health()
+
+
 def test_a_line_that_is_no_json_spoils_no_others(api: PagedApi, tmp_path: Path) -> None:
     """It is set aside; where no line is JSON, the answer is something else than lines."""
     api.answer = lambda _: Reply(raw=b'{"id": 1}\n{"id": 2, "x\n{"id": 3}\n')

@@ -297,6 +297,7 @@ class PageReader:
         found = self._paging.next(position, document, headers, count)
         if found is None:
             return None
+        _check_position(found)
         if self._paging.has_links:
             found = self._client.resolve(position or self._paging.url, found)
         if len(found) > MAX_POSITION:
@@ -404,6 +405,17 @@ def first_page(paging: Paging, rules: PageRules, client_rules: ClientRules) -> i
     if not 200 <= answer.status < 300:
         raise RequestError(f"the API answers {answer.status}")
     return len(items_of(document_of(answer.body, is_lines=rules.is_lines), rules))
+
+
+def _check_position(found: str) -> None:
+    """Refuse a position that cannot be sent in a request."""
+    try:
+        found.encode()
+    except UnicodeEncodeError:
+        raise PageError(
+            "the cursor or link of the next page is not valid Unicode text",
+            remedy="see that the API answers in UTF-8; the page is asked for again",
+        ) from None
 
 
 def _later(cursor: Cursor, page: _Page) -> str | None:
