@@ -91,6 +91,30 @@ def test_a_line_that_is_no_json_spoils_no_others(api: PagedApi, tmp_path: Path) 
         assert connector.malformed == 0
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"id": 1}\n{"id": 2}\n{"id": 3, "x',
+        b'{"id": 1',
+        b"<html>\n<body>\n500\n</body>\n",
+    ],
+    ids=["cut off", "cut off at the start", "another page"],
+)
+def test_lines_that_are_no_whole_page_move_nothing(
+    api: PagedApi, tmp_path: Path, raw: bytes
+) -> None:
+    """The page is asked for again, and what was not sent the first time is delivered then."""
+    api.answer = lambda _: Reply(raw=raw)
+    with poller(api, tmp_path, format="lines", items="", offset="from") as connector:
+        assert fetched_in_time(connector) == []
+        assert not connector.health()
+        assert (connector.malformed, connector.dead_letters()) == (0, [])
+        whole = b'{"id": 1}\n{"id": 2}\n{"id": 3, "x": 4}\n{"id": 5}'
+        api.answer = lambda request: Reply(raw=b"" if request.query.get("from") else whole)
+        assert drained(connector) == ["1", "2", "3", "5"]
+        assert connector.health()
+
+
 def test_an_answer_that_is_no_json_is_an_outage(api: PagedApi, tmp_path: Path) -> None:
     """The health shows it for as long as it lasts, and so does what doctor asks."""
     good, api.answer = api.answer, lambda _: Reply(raw=b"<html>sign in</html>")

@@ -25,6 +25,10 @@ MAX_HEADER = 16 * 1024
 _BAD = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 _LINK = re.compile(r"<([^<>]*)>((?:\s*;\s*[^\s=;,]+\s*(?:=\s*(?:\"[^\"]*\"|[^\s;,\"]*))?)*)")
 _PARAMETER = re.compile(r";\s*([^\s=;,]+)\s*(?:=\s*(?:\"([^\"]*)\"|([^\s;,\"]*)))?")
+_WHOLE_LINES = (
+    "see that the API sends every line whole, with a line end after the last; the page is asked for"
+    " again"
+)
 
 Path = tuple[str, ...]
 
@@ -84,7 +88,7 @@ def document_of(body: bytes, *, is_lines: bool) -> Any:
     text = body.removeprefix(b"\xef\xbb\xbf")
     try:
         if is_lines:
-            return _lines([line for line in text.splitlines() if line.strip()])
+            return _lines(text)
         return _value(text)
     except _BAD as error:
         raise PageError(
@@ -167,18 +171,25 @@ def _comparable(value: Any) -> Any:
     return float(value) if isinstance(value, float) else value
 
 
-def _lines(lines: Sequence[bytes]) -> list[Any]:
-    """The value of each; a line that is no JSON is an item that is set aside, if others are."""
+def _lines(text: bytes) -> list[Any]:
+    """The value of each line. A line that is no JSON is an item that is set aside, unless the
+    answer was cut off in it or is something else than lines.
+    """
     values: list[Any] = []
     failed: list[Exception] = []
-    for line in lines:
+    is_last_failed = False
+    for line in filter(bytes.strip, text.splitlines()):
         try:
             values.append(_value(line))
+            is_last_failed = False
         except _BAD as error:
             failed.append(error)
+            is_last_failed = True
             values.append(lenient_json.unreadable("no JSON", line))
-    if failed and len(failed) == len(lines):
+    if len(failed) * 2 > len(values):
         raise failed[0]
+    if is_last_failed and not text.rstrip(b" \t").endswith((b"\n", b"\r")):
+        raise PageError("the answer ends within a line", remedy=_WHOLE_LINES)
     return values
 
 
