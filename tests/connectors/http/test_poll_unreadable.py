@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,6 +116,48 @@ def test_lines_that_are_no_whole_page_move_nothing(
         assert connector.health()
 
 
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        (b'{"id": 2, "name": "x', '{"id": 2, "name": "x'),
+        (b'{"id": 2, "name": "caf\xe9', '{"id": 2, "name": "caf\\xe9'),
+        ('{"id": 2, "name": "\N{SNOWMAN}'.encode(), '{"id": 2, "name": "\N{SNOWMAN}'),
+        (b'{"id": 2, "name": "' + b"x" * 1000, '{"id": 2, "name": "' + "x" * 181),
+    ],
+    ids=["text", "Latin-1", "UTF-8", "long"],
+)
+def test_a_dead_letter_has_the_line_that_was_received(
+    api: PagedApi, tmp_path: Path, line: bytes, kept: str
+) -> None:
+    """As a JSON text, with escapes for what is not UTF-8, cut to the size of a message."""
+    api.answer = lambda _: Reply(raw=b'{"id": 1}\n' + line + b"\n")
+    with poller(api, tmp_path, format="lines", items="", max_message_bytes=200) as connector:
+        assert fetched_in_time(connector) == ["1"]
+        ((_, _, _, item),) = connector.dead_letters()
+        assert json.loads(item or "") == kept
+
+
+@pytest.mark.parametrize(
+    ("bad", "kept"),
+    [(b"[" * 5000 + b"]" * 5000, "[" * 4000), (b"9" * 5000, "9" * 5000), (b'"a\xff"', "a\udcff")],
+    ids=["lists", "digits", "bytes"],
+)
+def test_a_dead_letter_has_the_value_that_was_received(
+    api: PagedApi, tmp_path: Path, bad: bytes, kept: str
+) -> None:
+    """Beside the rest of its item; an item that is larger than a message is cut."""
+    api.answer = lambda _: Reply(raw=b'{"data": [{"id": 7, "x": ' + bad + b'}, {"id": 1}]}')
+    with poller(api, tmp_path) as connector:
+        assert fetched_in_time(connector) == ["1"]
+        ((_, _, _, item),) = connector.dead_letters()
+        assert json.loads(item or "")["id"] == 7
+        assert kept in deepest(json.loads(item or "")["x"])
+    with poller(api, tmp_path, consumer="other", max_message_bytes=12) as connector:
+        assert fetched_in_time(connector) == ["1"]
+        ((_, _, _, item),) = connector.dead_letters()
+        assert json.loads(item or "") == '{"id": 7, "x'
+
+
 def test_an_answer_that_is_no_json_is_an_outage(api: PagedApi, tmp_path: Path) -> None:
     """The health shows it for as long as it lasts, and so does what doctor asks."""
     good, api.answer = api.answer, lambda _: Reply(raw=b"<html>sign in</html>")
@@ -126,6 +169,13 @@ def test_an_answer_that_is_no_json_is_an_outage(api: PagedApi, tmp_path: Path) -
         api.answer = good
         assert len(connector.fetch_transactions(1)) == 1
         assert connector.health()
+
+
+def deepest(value: Any) -> str:
+    """The text within lists of one element."""
+    while isinstance(value, list):
+        (value,) = value
+    return str(value)
 
 
 def fetched_in_time(connector: HttpPollConnector) -> list[str]:

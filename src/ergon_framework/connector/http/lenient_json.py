@@ -26,16 +26,21 @@ def decode(text: bytes) -> Any:
     )
 
 
-def unreadable(why: str, raw: bytes) -> str:
-    """What stands for a value; another value has another one."""
-    return f"\ud800{why}, sha256:{hashlib.sha256(raw).hexdigest()}"
+def text_of(raw: bytes) -> str:
+    """Bytes that were received as text, for people; what is not UTF-8 is escaped."""
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def _unreadable(why: str, raw: bytes) -> str:
+    """What stands for a value, with the bytes received; another value has another one."""
+    return f"\ud800{why}, sha256:{hashlib.sha256(raw).hexdigest()}: {text_of(raw)}"
 
 
 def _integer(digits: str) -> int | str:
     try:
         return int(digits)
     except ValueError:  # the interpreter bounds how many it converts
-        return unreadable(f"an integer of {len(digits)} digits", digits.encode())
+        return _unreadable(f"an integer of {len(digits)} digits", digits.encode())
 
 
 def _without_the_deepest(text: bytes) -> bytes:
@@ -51,7 +56,7 @@ def _without_the_deepest(text: bytes) -> bytes:
         elif sign in b"]}":
             if depth - count <= MAX_DEPTH < depth:
                 behind = token.start() + depth - MAX_DEPTH
-                mark = unreadable("nested too deep", text[begins:behind])
+                mark = _unreadable("nested too deep", text[begins:behind])
                 kept += [text[ends:begins], json.dumps(mark).encode()]
                 ends = behind
             depth -= count

@@ -65,6 +65,13 @@ class Item:
     """Why the item cannot be a transaction."""
 
 
+@dataclass(frozen=True, slots=True)
+class _UnreadableLine:
+    """A line that is no JSON."""
+
+    raw: bytes
+
+
 def path_of(text: str) -> Path:
     """The names in ``a.b.c``."""
     return tuple(text.split(".")) if text else ()
@@ -177,18 +184,16 @@ def _lines(text: bytes) -> list[Any]:
     """
     values: list[Any] = []
     failed: list[Exception] = []
-    is_last_failed = False
     for line in filter(bytes.strip, text.splitlines()):
         try:
             values.append(_value(line))
-            is_last_failed = False
         except _BAD as error:
             failed.append(error)
-            is_last_failed = True
-            values.append(lenient_json.unreadable("no JSON", line))
+            values.append(_UnreadableLine(line))
     if len(failed) * 2 > len(values):
         raise failed[0]
-    if is_last_failed and not text.rstrip(b" \t").endswith((b"\n", b"\r")):
+    is_last_unreadable = bool(values) and isinstance(values[-1], _UnreadableLine)
+    if is_last_unreadable and not text.rstrip(b" \t").endswith((b"\n", b"\r")):
         raise PageError("the answer ends within a line", remedy=_WHOLE_LINES)
     return values
 
@@ -206,10 +211,13 @@ def _value(text: bytes) -> Any:
 
 
 def _item(value: Any, rules: PageRules) -> Item:
+    if isinstance(value, _UnreadableLine):
+        kept = json.dumps(lenient_json.text_of(value.raw)[: rules.max_item_bytes])
+        return Item(_digest(value.raw), kept.encode("ascii"), problem="the line is no JSON")
     try:
         data = lossless_json.encode_value("", "item", value)
     except PayloadError:
-        return _malformed(value)
+        return _malformed(value, rules.max_item_bytes)
     if len(data) > rules.max_item_bytes:
         problem = f"an item of {len(data)} bytes; max_message_bytes is {rules.max_item_bytes}"
         return Item(_digest(data), b"", problem=problem)
@@ -244,16 +252,19 @@ def _word(value: Any) -> str:
     return text if text.isprintable() else ""
 
 
-def _malformed(value: Any) -> Item:
+def _malformed(value: Any, max_bytes: int) -> Item:
     try:
         data = json.dumps(value).encode("ascii")
     except _BAD:  # nested too deep
         data = b"null"
     problem = (
         "JSON does not give the item back equal: NaN, half of a character, nested too deep, an"
-        " integer of thousands of digits, or no JSON at all"
+        " integer of thousands of digits, or not UTF-8"
     )
-    return Item(_digest(data), data, problem=problem)
+    kept = data
+    if len(data) > max_bytes:
+        kept = json.dumps(data[:max_bytes].decode("ascii")).encode("ascii")
+    return Item(_digest(data), kept, problem=problem)
 
 
 def _digest(data: bytes) -> str:
