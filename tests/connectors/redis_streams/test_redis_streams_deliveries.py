@@ -83,6 +83,28 @@ def test_a_delivery_that_was_given_back_does_not_count(
     assert client.xlen("orders:dead") == 1
 
 
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_close_does_not_change_the_count_of_what_is_parked(
+    redis_url: str, client: Any, colour: str
+) -> None:
+    """The delivery of a parked entry was taken back when it was parked, and is not a second time.
+
+    The two that came before, of consumers that died, still count when its consumer closes.
+    """
+    options = {"max_deliveries": 3, "claim_idle": 30.0}
+    with orders(redis_url) as source:
+        source.dispatch_transactions([Transaction("parked", 1), Transaction("held", 2)])
+    for _ in range(2):
+        with driven(colour, orders(redis_url, **options)) as source:
+            assert len(source("fetch", 2)) == 2
+            die_with_all(client)
+    with driven(colour, orders(redis_url, **options)) as source:
+        found = {each.transaction_id: each for each in source("fetch", 2)}
+        source("release_after", found["parked"], 3600.0)
+    pending = client.xpending_range("orders", "ergon", "-", "+", 2)
+    assert [each["times_delivered"] for each in pending] == [2, 2]
+
+
 def test_without_a_bound_it_is_delivered_for_ever(redis_url: str, client: Any) -> None:
     """With 0."""
     with orders(redis_url) as source:

@@ -534,8 +534,9 @@ class RedisStreamsConnector(ThreadedProducing):
 
     def _leave(self) -> None:
         try:
-            entries = [*self._in_hand.all(), *self._in_hand.take_handed_back()]
-            self._clients.drive(self._group.leave(entries))
+            held, parked = self._in_hand.kept()
+            held += self._in_hand.take_handed_back()
+            self._clients.drive(self._group.leave(held, parked))
         except (ConnectorError, ConfigurationError) as error:
             # What was in hand comes back by itself, a little later.
             logger.info("the consumer could not leave its group: %s", describe(error))

@@ -104,11 +104,12 @@ return gone"""
 )
 LEAVE = LuaScript(
     """
-for i = 4, #ARGV do
+for i = 5, #ARGV do  -- the first of them, as many as ARGV[4] says, have a delivery to take back
   local found = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1)[1]
   if found and found[2] == ARGV[2] then
+    local less = i < 5 + ARGV[4] and 1 or 0
     redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[i], 'IDLE', ARGV[3],
-      'RETRYCOUNT', math.max(0, found[4] - 1), 'JUSTID')
+      'RETRYCOUNT', math.max(0, found[4] - less), 'JUSTID')
   end
 end
 for _, found in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
@@ -244,13 +245,17 @@ class ConsumerGroup:
                 gone += part
         return gone
 
-    def leave(self, entries: Sequence[bytes]) -> Steps[None]:
+    def leave(self, held: Sequence[bytes], parked: Sequence[bytes]) -> Steps[None]:
         """Give entries back, and remove this consumer and dead ones from the group.
 
-        A consumer with entries is not removed, because they would be removed with it.
+        The deliveries of held entries are taken back from what the server counts. Those of parked
+        ones were taken back when they were parked. A consumer with entries is not removed, because
+        they would be removed with it.
         """
         try:
-            yield from LEAVE.call([self.stream], self.name, self.consumer, LONG_IDLE, *entries)
+            yield from LEAVE.call(
+                *([self.stream], self.name, self.consumer, LONG_IDLE, len(held)), *held, *parked
+            )
         except Exception as error:
             if not _is_without_group(error):
                 raise

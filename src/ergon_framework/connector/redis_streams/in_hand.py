@@ -7,6 +7,7 @@ and no other consumer claims its entry meanwhile. It ends when nothing is in han
 from __future__ import annotations
 
 import heapq
+import itertools
 import logging
 import threading
 from collections import deque
@@ -120,10 +121,14 @@ class Deliveries:
         with self._lock:
             return self._returning[0][0] if self._returning else None
 
-    def all(self) -> list[bytes]:
-        """Every entry that is kept from other consumers."""
+    def kept(self) -> tuple[list[bytes], list[bytes]]:
+        """The entries that are kept from other consumers: those in hand, and parked ones.
+
+        One that is being parked by another thread counts as parked.
+        """
         with self._lock:
-            return [*self._held, *(entry for _, entry in self._parked)]
+            parked = dict.fromkeys(entry for _, entry in self._parked)
+            return [entry for entry in self._held if entry not in parked], [*parked]
 
     def close(self) -> None:
         """Stop renewing."""
@@ -150,7 +155,7 @@ class Deliveries:
         for held in self._dropped.take():
             self.let_go(held)
         self._let_parked_go()
-        entries = self.all()
+        entries = [*itertools.chain(*self.kept())]
         gone = set(self._renew(entries)) if entries else set()
         with self._lock:
             lost = [held for entry, held in self._held.items() if entry in gone]
