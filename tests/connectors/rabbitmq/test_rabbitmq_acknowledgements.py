@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from typing import Any
 
+import aio_pika
 import pytest
 
+from ergon_framework.connector.broker.wakeup import Wakeup
 from ergon_framework.connector.rabbitmq.acknowledgements import Acknowledgements
+from ergon_framework.connector.rabbitmq.loops import AioConsumer
+from ergon_framework.connector.rabbitmq.prefetch import PrefetchWindow
+from ergon_framework.connector.rabbitmq.threads import CLOSE_TIMEOUT
 from ergon_framework.ports.transaction import Transaction
 from tests.connectors.rabbitmq.in_colour import COLOURS, in_colour
 from tests.connectors.rabbitmq.other_program import messages
@@ -89,3 +96,64 @@ def test_what_was_not_settled_comes_again(rabbit_server: RabbitServer, colour: s
         queue = orders.connector.queue
     left = {properties.message_id for properties, _ in messages(rabbit_server, queue)}
     assert left == {"3", "5", "6"}
+
+
+class _TakesNoAcknowledgement:
+    """A connection, and its channel, through which acknowledgements never get out."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+        self.is_waiting = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    async def channel(self, **options: Any) -> _TakesNoAcknowledgement:
+        channel = _TakesNoAcknowledgement(await self._real.channel(**options))
+        channel.is_waiting = self.is_waiting
+        return channel
+
+    async def get_underlay_channel(self) -> _TakesNoAcknowledgement:
+        wire = _TakesNoAcknowledgement(await self._real.get_underlay_channel())
+        wire.is_waiting = self.is_waiting
+        return wire
+
+    async def basic_ack(self, *_: Any, **__: Any) -> None:
+        self.is_waiting.set()
+        await asyncio.Event().wait()
+
+
+@pytest.mark.slow
+def test_a_connection_that_takes_no_acknowledgement_is_closed(
+    rabbit_server: RabbitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then its messages go to other consumers."""
+    queue = rabbit_server.new_queue().rpartition("/")[2]
+    with in_colour("sync", rabbit_server.url(queue)) as orders:
+        orders("dispatch", [Transaction("one", 1)])
+
+    async def consume_and_close() -> bool:
+        loop = asyncio.get_running_loop()
+        connection = _TakesNoAcknowledgement(await aio_pika.connect(rabbit_server.url()))
+
+        async def connect() -> Any:
+            return connection
+
+        consumer = AioConsumer("orders", queue, PrefetchWindow(1, 1000, None), Wakeup())
+        await consumer.open(connect, [], may_declare=False)
+        (received,) = await consumer.take(1, loop.time() + 60, loop.time() + 60)
+        await consumer.ack(received)
+        closing = asyncio.ensure_future(consumer.close())
+        await connection.is_waiting.wait()
+        now = loop.time
+        monkeypatch.setattr(loop, "time", lambda: now() + CLOSE_TIMEOUT)
+        await closing
+        is_closed: bool = connection.is_closed
+        if not is_closed:
+            await connection.close()
+        return is_closed
+
+    assert asyncio.run(consume_and_close())
+    with in_colour("sync", rabbit_server.url(queue)) as orders:
+        (again,) = orders.take()
+        assert again.transaction_id == "one"

@@ -141,10 +141,17 @@ class _AioConnection:
     async def close(self) -> None:
         """Disconnect. The broker delivers unsettled messages to other consumers."""
         self._is_open = False
-        if self._connection is not None:
+        if self._connection is None:
+            return
+        try:
             with suppress(Exception):
                 async with asyncio.timeout(CLOSE_TIMEOUT):
                     await self._finish()
+        finally:
+            # It has a bound of its own: otherwise a broker that takes no acknowledgements would
+            # keep the connection open, and with it every message that it has delivered there.
+            with suppress(Exception):
+                async with asyncio.timeout(CLOSE_TIMEOUT):
                     await self._connection.close()
 
     async def _finish(self) -> None:
