@@ -116,6 +116,27 @@ def test_without_a_bound_it_is_delivered_for_ever(redis_url: str, client: Any) -
     assert client.xlen("orders:dead") == 0
 
 
+@pytest.mark.parametrize(("bound", "delivered"), [(None, 0), (0, 1)])
+def test_a_count_from_before_there_was_a_bound(
+    redis_url: str, client: Any, bound: int | None, delivered: int
+) -> None:
+    """Its releases counted. An entry above the bound is set aside, unless there is none."""
+    with orders(redis_url) as source:
+        source.dispatch_transactions([Transaction("patient", 1)])
+        assert len(source.fetch_transactions(1)) == 1
+        (found,) = client.xpending_range("orders", "ergon", "-", "+", 1)
+        client.xclaim(
+            *("orders", "ergon", "before", 0, [found["message_id"]]),
+            idle=LONG_AGO,
+            retrycount=21,
+            justid=True,
+        )
+    options = {} if bound is None else {"max_deliveries": bound}
+    with orders(redis_url, **options) as source:
+        assert len(source.fetch_transactions(1)) == delivered
+    assert client.xlen("orders:dead") == 1 - delivered
+
+
 def test_many_that_are_set_aside_do_not_look_like_the_end(redis_url: str, client: Any) -> None:
     """An empty fetch would end a consumer that works until nothing is left."""
     with orders(redis_url, max_deliveries=1) as source:
