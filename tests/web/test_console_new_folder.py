@@ -44,7 +44,7 @@ def served(folder: Path, settings: str = STORE) -> ConsoleClient:
         ("/providers", "No provider has been called"),
         ("/traces", "ergon worker"),
         ("/journal", "ergon worker"),
-        ("/audit", "Nobody has changed a job here"),
+        ("/audit", "Nobody has changed anything here"),
         ("/settings", "work.db"),
     ],
 )

@@ -448,7 +448,7 @@ def test_workers(client: ConsoleClient) -> None:
     """With what each holds, and when it was heard of."""
     [found] = client.get("/console/workers?format=json").json()["items"]
     assert (found["id"], found["state"], found["busy"]) == ("w1", "running", 1)
-    assert "python 1" in page(client, "/console/workers")
+    assert "<td><span>python</span> 1</td>" in page(client, "/console/workers")
 
 
 def test_workers_with_the_jobs_that_each_holds(opened: Opened, tmp_path: Path) -> None:

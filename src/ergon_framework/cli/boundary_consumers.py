@@ -133,9 +133,7 @@ QUARANTINE_COLUMNS = [
     "state",
     "message",
 ]
-quarantine_app = typer.Typer(
-    help="List facts that a consumer could not handle; release or discard one."
-)
+quarantine_app = typer.Typer(help="List facts that were set aside; release or discard one.")
 
 ItemId = Annotated[
     int,
