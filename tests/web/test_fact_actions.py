@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
+import threading
 import time
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import httpx
 import pytest
 
 from ergon_framework.app.settings import load_settings
 from ergon_framework.app.settings.sections import ServerSettings
-from ergon_framework.boundary.data_folder import FILE
+from ergon_framework.boundary.data_folder import FILE, DataFolder
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.web.audit import AUDITED, OF_FACTS, AuditEntry, AuditLog, AuditSearch
@@ -136,6 +140,7 @@ def test_what_is_refused(place: ZonePlace) -> None:
     assert form(client, "steal").status_code == 422
     assert form(client, "release", item="9", sure="yes").status_code == 404
     assert form(client, "release", item="x").status_code == 404
+    assert form(client, "release", item="0", sure="yes").status_code == 404
     assert form(client, "discard", sure="yes").status_code == 200
     late = form(client, "release", sure="yes")
     assert late.status_code == 409
@@ -158,6 +163,78 @@ def test_a_node_that_is_away(tmp_path: Path) -> None:
     assert "ergon boundary serve --zone plant-a" in answer.text
     assert states(tmp_path) == ["quarantined"]
     assert place.entries()[0].outcome == "refused"
+
+
+def test_a_folder_that_another_process_has(place: ZonePlace) -> None:
+    """Nothing was sent, so the outcome is known: nothing was done."""
+    with closing(DataFolder.lock(place.folder / "a")):
+        answer = form(place.signed_in(), "release", sure="yes")
+    assert answer.status_code == 503
+    assert "nothing was changed" in answer.text
+    assert states(place.folder) == ["quarantined"]
+    assert place.entries()[0].outcome == "refused"
+
+
+def test_certificates_that_are_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Starting the node would not help: the log names the file, and the page no file."""
+    fill_zone(tmp_path)
+    files = "".join(f'\n{each} = "gone.pem"' for each in ("cert", "key", "ca"))
+    place = ZonePlace(tmp_path, f'listen = "127.0.0.1:1"{files}')
+    answer = form(place.signed_in(), "release", sure="yes")
+    assert answer.status_code == 503
+    assert "cannot call the node of the zone" in answer.text
+    assert "ergon boundary serve" not in answer.text
+    assert "gone.pem" not in answer.text
+    assert "gone.pem" in caplog.text
+    assert states(tmp_path) == ["quarantined"]
+    assert place.entries()[0].outcome == "refused"
+
+
+class RefusingNode(BaseHTTPRequestHandler):
+    """Answers every call as a node does that has been moved away, or that is of another version."""
+
+    refusal: ClassVar[dict[str, Any]] = {}
+
+    def do_POST(self) -> None:
+        """Refuse a call."""
+        self.rfile.read(int(self.headers["content-length"]))
+        body = json.dumps({**self.refusal, "message": "ask at secret.example"}).encode()
+        self.send_response(503)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing."""
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "status", "told"),
+    [
+        ("unavailable", {"reason": "moved"}, 409, "was moved to another store"),
+        ("invalid_argument", {"field": "reason"}, 422, "is refused by the node"),
+        ("unavailable", {"reason": "stopping"}, 503, "nothing was changed"),
+        ("deadline_exceeded", {}, 503, "before you ask again"),
+    ],
+)
+def test_what_a_node_refuses(
+    tmp_path: Path, code: str, details: dict[str, str], status: int, told: str
+) -> None:
+    """Whoever acts is told to ask again only where that may help."""
+    fill_zone(tmp_path)
+    node = type("Node", (RefusingNode,), {"refusal": {"code": code, "details": details}})
+    with ThreadingHTTPServer(("127.0.0.1", 0), node) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            place = ZonePlace(tmp_path, f'listen = "127.0.0.1:{server.server_port}"')
+            answer = form(place.signed_in(), "release", sure="yes")
+        finally:
+            server.shutdown()
+    assert answer.status_code == status
+    assert told in answer.text
+    assert "secret.example" not in answer.text
+    assert place.entries()[0].outcome == ("unknown" if code == "deadline_exceeded" else "refused")
 
 
 def test_by_its_node(tmp_path: Path) -> None:

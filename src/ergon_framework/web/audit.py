@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 NOT_CONNECTED = "connect_failed"
 """The reason of a ``NodeUnavailableError`` when nothing was sent."""
+_NOT_DONE = {NOT_CONNECTED, "starting", "stopping", "closed", "connections_busy"}
+"""The reasons with which a node has done nothing: it was not asked, or it has refused to begin."""
 logger = logging.getLogger("ergon.web.audit")
 # Written whatever the level of other loggers: the audit log must be complete.
 logger.setLevel(logging.INFO)
@@ -247,7 +249,7 @@ class AuditLog:
 def may_be_done(error: ErgonError) -> bool:
     """Whether an action that failed with this error may have been done all the same."""
     if isinstance(error, NodeUnavailableError):
-        return error.reason != NOT_CONNECTED
+        return error.reason not in _NOT_DONE
     # A store that did not answer may have done it; one that refuses writes has not.
     return isinstance(error, StoreError) and not isinstance(error, StoreReadOnlyError)
 

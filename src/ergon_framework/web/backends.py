@@ -28,6 +28,7 @@ from ergon_framework.app.settings.stores import (
     resolve_url,
 )
 from ergon_framework.app.zones import ZoneSetup
+from ergon_framework.boundary.http.addresses import split_address
 from ergon_framework.errors import (
     ConfigurationError,
     ErgonError,
@@ -322,7 +323,10 @@ class ZoneBackend:
         """
         try:
             transport = reach_zone(ZoneSetup(self.name, self.settings), self.timeout)
-        except ConfigurationError as error:  # The node chooses its port, and there is no folder.
+        except ConfigurationError as error:
+            if split_address(self.settings.listen)[1] != 0:
+                raise  # For example certificates that are missing: starting the node does not help.
+            # The node chooses its port, and there is no folder.
             raise NodeUnavailableError(
                 "nobody knows where the node listens", reason=NOT_CONNECTED
             ) from error

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ergon_framework.errors import BoundaryError, NodeUnavailableError, NotPermittedError
+from ergon_framework.errors import (
+    BoundaryError,
+    ConfigurationError,
+    FactInvalidError,
+    NodeUnavailableError,
+    NotPermittedError,
+    ZoneMovedError,
+    describe,
+)
 from ergon_framework.jobs.change_requests import checked_reason
 from ergon_framework.web.audit import DISCARD_FACT, RELEASE_FACT, may_be_done
 from ergon_framework.web.backend_pool import BackendPool, backend_title
 from ergon_framework.web.backends import ZoneBackend, zone_name
 from ergon_framework.web.responses import (
     BackendUnavailableError,
+    InvalidParameterError,
+    MovedAwayError,
     NodeAwayError,
     NotAllowedError,
     ResourceNotFoundError,
     StateConflictError,
+    UncallableNodeError,
     UnknownOutcomeError,
 )
+
+logger = logging.getLogger("ergon.web")
 
 MOST_ITEM = 2**63 - 1
 """The largest number that a fact which was set aside may have."""
@@ -128,6 +142,23 @@ def _settle(source: ZoneBackend, action: FactAction, item: int, reason: str) -> 
         raise NotAllowedError(
             "the node of this zone does not let this server change it",
             remedy=f"allow {action.method} to the certificate of the zone, in its policy",
+        ) from error
+    # The texts of these three go to the log only, because they may name files and hosts.
+    except ConfigurationError as error:
+        part = zone_name(source.name)
+        logger.error("%s cannot be called: %s", part, describe(error))  # noqa: TRY400 - one line
+        raise UncallableNodeError(part, source.name, error.code) from error
+    except ZoneMovedError as error:
+        part = zone_name(source.name)
+        logger.warning("%s was moved: %s", part, describe(error))
+        raise MovedAwayError(part, source.name) from error
+    except FactInvalidError as error:
+        logger.warning("%s refuses: %s", zone_name(source.name), describe(error))
+        raise InvalidParameterError(
+            str(error.details.get("field", "reason")),
+            "is refused by the node of the zone",
+            "the log of the server says why",
+            where="body",
         ) from error
     except BoundaryError as error:
         if error.reason != "wrong_state":

@@ -156,10 +156,10 @@ class LateAnswerError(BackendUnavailableError):
 class UnknownOutcomeError(BackendUnavailableError):
     """The action may have been done all the same: a caller that asks again may do it twice."""
 
-    def __init__(self, title: str = "the job store", what: str = "the job") -> None:
+    def __init__(self, title: str = "what was asked", what: str = "what was to be changed") -> None:
         ErgonError.__init__(
             self,
-            f"{title} did not answer in time, and may do it all the same",
+            f"{title} did not answer, and may do it all the same",
             remedy=f"look at {what}, or into the audit log, before you ask again",
         )
         self.code = "outcome_unknown"
@@ -175,10 +175,31 @@ class NodeAwayError(BackendUnavailableError):
         self.code = "unavailable"
 
 
+class UncallableNodeError(BackendUnavailableError):
+    """The settings of this server do not let it call the node of a zone."""
+
+    def __init__(self, part: str, zone: str, code: str) -> None:
+        remedy = "the log of the server says why; correct its settings, and start it again"
+        message = f"this server cannot call the node of the zone {zone!r}: nothing was changed"
+        ErgonError.__init__(self, message, remedy=remedy, details={"part": part})
+        self.code = code
+
+
 class StateConflictError(ErgonError):
     """What was asked for exists, but its state does not allow the action."""
 
     code = "wrong_state"
+
+
+class MovedAwayError(StateConflictError):
+    """What a zone held was moved to another store, so nobody can change it here any more."""
+
+    code = "moved"
+
+    def __init__(self, part: str, zone: str) -> None:
+        remedy = "the log of the server says where to; change it there"
+        message = f"what the zone {zone!r} held was moved to another store: nothing was changed"
+        super().__init__(message, remedy=remedy, details={"part": part})
 
 
 def _described(text: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ QUARANTINE_COLUMNS = (
 MOST_ITEMS = 100
 """How many facts that were set aside a page shows: the oldest."""
 MOST_GAPS = 50
-_ITEM = re.compile("[0-9]{1,18}")
+_ITEM = re.compile("[1-9][0-9]{0,17}")
 MAX_CONTENT = 64 * 1024
 """How many bytes of a fact a page shows."""
 
