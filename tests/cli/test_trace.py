@@ -245,3 +245,14 @@ def test_no_trace_yet(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = capsys.readouterr()
     assert json.loads(found.out) == []
     assert "[telemetry] spans" in found.err
+
+
+def test_no_trace_that_failed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Traces that did not fail are recorded all the same, and no setting is to blame."""
+    Path("ergon-journal.db").unlink()
+    write(Path("ergon-journal.db"), [span(7, trace_id=OTHER, name="schedule.fire", unit="night")])
+    assert invoke(["trace", "--json", "--failed"]) == 0
+    found = capsys.readouterr()
+    assert json.loads(found.out) == []
+    assert "none of the latest traces has a span that failed" in found.err
+    assert "[telemetry]" not in found.err

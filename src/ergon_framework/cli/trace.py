@@ -30,9 +30,12 @@ def trace(
         ),
     ] = None,
     failed: Annotated[
-        bool, typer.Option("--failed", help="List only those of which a span failed.")
+        bool,
+        typer.Option("--failed", help="Without an ID: list only those of which a span failed."),
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="List at most so many.")] = 20,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1000, help="Without an ID: list at most so many.")
+    ] = 20,
     config: ConfigPath = None,
     journal: Annotated[
         list[str] | None,
@@ -53,15 +56,20 @@ def trace(
 
     if asked is None:
         with waiting("looking"), journals(config, journal or ()) as opened:
-            rows = [row for row in opened.latest() if row["failed"] or not failed]
+            found = opened.latest()
+        rows = [row for row in found if row["failed"] or not failed]
         _list(rows[:limit], as_json=as_json)
+        if not found:
+            note("no trace is recorded: [telemetry] spans in the settings says whether any are")
+        elif not rows:
+            note("none of the latest traces has a span that failed")
         return
     with waiting("looking"), journals(config, journal or ()) as opened:
-        found = opened.find(asked)
+        whole = opened.find(asked)
     if as_json:
-        show_one(found.to_dict(), as_json=True)
+        show_one(whole.to_dict(), as_json=True)
         return
-    _show(found)
+    _show(whole)
 
 
 def _list(rows: list[dict[str, Any]], *, as_json: bool) -> None:
@@ -71,8 +79,6 @@ def _list(rows: list[dict[str, Any]], *, as_json: bool) -> None:
     if not as_json:
         told = [{**row, "took": _time(row["seconds"])} for row in told]
     show_list(told, _COLUMNS, as_json=as_json)
-    if not rows:
-        note("no trace is recorded: [telemetry] spans in the settings says whether any are")
 
 
 def _show(found: Trace) -> None:
