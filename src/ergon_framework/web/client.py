@@ -358,10 +358,14 @@ class ApiClient:
     def quarantine(
         self, zone: str, *, state: str | None = None, consumer: str | None = None
     ) -> Iterator[ApiSetAside]:
-        """The facts that a zone has set aside, the oldest first. ``state`` asks for other facts."""
+        """The facts that are set aside now, the oldest first; with a ``state``, those in that
+        state, or ``all``.
+        """
         path, cursor = f"/boundary/{quote(zone, safe='')}/quarantine", None
+        wanted = {"state": state, "consumer": consumer, "limit": _MOST}
         while True:
-            found = self._get(path, _Quarantine, state=state, consumer=consumer, cursor=cursor)
+            # The largest page: for each one, the server has the zone list all that match.
+            found = self._get(path, _Quarantine, **wanted, cursor=cursor)
             yield from found.items
             cursor = found.next_cursor
             if cursor is None:
@@ -374,7 +378,7 @@ class ApiClient:
         return self._act(job_id, "requeue", reason)
 
     def retry(self, job_id: str, *, reason: str = "") -> ApiChange:
-        """Run a waiting job now, or start one again that was cancelled."""
+        """Run a waiting job now, or start one again that failed or was cancelled."""
         return self._act(job_id, "retry", reason)
 
     def cancel(self, job_id: str, *, reason: str = "") -> ApiChange:
@@ -457,12 +461,17 @@ class ApiClient:
         return self._post(address_of("/schedules", schedule, "/delete"), {}, ApiDeletedSchedule)
 
     def release_fact(self, zone: str, item: int, *, reason: str = "") -> ApiFact:
-        """Deliver a fact that was set aside once more. Repeating the call does no harm."""
+        """Deliver a fact that was set aside once more.
+
+        Repeating the call changes nothing while the fact is still released. Later it is refused
+        with 409, or releases the fact again if it has failed once more.
+        """
         return self._settle(zone, item, "release", reason)
 
     def discard_fact(self, zone: str, item: int, *, reason: str = "") -> ApiFact:
-        """Give a fact up for the consumer that set it aside, for good. Repeating the call does no
-        harm.
+        """Give a fact up for the consumer that set it aside, for good.
+
+        Repeating the call changes nothing.
         """
         return self._settle(zone, item, "discard", reason)
 

@@ -70,7 +70,7 @@ ACTIONS = {
             "Run now",
             "made due",
             (*_WAITING, JobStatus.CANCELLED),
-            "One that waits is due at once; one that was cancelled begins anew.",
+            "One that waits is due at once; one that failed or was cancelled begins anew.",
             is_for_many=False,
         ),
         Action(
