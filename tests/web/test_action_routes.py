@@ -99,6 +99,11 @@ def test_one_job_is_changed(api: Api) -> None:
     assert api.post("/d1/delete").status_code == 404
 
 
+def test_without_a_body(api: Api) -> None:
+    """A reason is not needed, so no body is."""
+    assert api.post("/d0/requeue", b"").json()["status"] == "pending"
+
+
 def test_a_running_job_is_asked_to_end(api: Api) -> None:
     """It is active until its worker has ended it."""
     with api.jobs() as jobs:

@@ -141,6 +141,7 @@ def test_what_is_refused(place: ZonePlace) -> None:
     assert form(client, "release", item="9", sure="yes").status_code == 404
     assert form(client, "release", item="x").status_code == 404
     assert form(client, "release", item="0", sure="yes").status_code == 404
+    assert form(client, "discard", sure="yes", reason="x" * 251).status_code == 422
     assert form(client, "discard", sure="yes").status_code == 200
     late = form(client, "release", sure="yes")
     assert late.status_code == 409
@@ -303,6 +304,19 @@ def test_through_the_api(api: Api) -> None:
     found = AuditLog(api.folder / "ergon-audit.db").find(AuditSearch(target="plant-a/1"), 10)
     assert {each.actor for each in found} == {"ada"}
     assert found[-1].detail == "read again"
+
+
+def test_without_a_body(api: Api) -> None:
+    """A reason is not needed, so no body is."""
+    assert api.post("/release", b"", at=IN_API).json()["state"] == "released"
+
+
+def test_a_reason_that_the_journal_keeps_whole(api: Api) -> None:
+    """A longer one is refused, and not cut off in the journal of the zone."""
+    assert api.post("/release", {"reason": "x" * 251}, at=IN_API).status_code == 422
+    assert states(api.folder) == ["quarantined"]
+    assert api.post("/release", {"reason": "x" * 250}, at=IN_API).status_code == 200
+    assert journal(api.folder)[0].endswith("by ada: " + "x" * 250)
 
 
 def test_who_may_change_facts(api: Api) -> None:

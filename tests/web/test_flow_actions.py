@@ -203,7 +203,7 @@ def test_flows_through_the_api(api: Api) -> None:
     }
     assert api.post("/purge", at=path).status_code == 409
     assert api.post("/cancel", {"reason": "old"}, at=path).json()["status"] == "cancelled"
-    assert api.post("/purge", at=path).json()["status"] == "purged"
+    assert api.post("/purge", b"", at=path).json()["status"] == "purged"
     assert api.post("/purge", at=path).status_code == 404
     assert api.get(path).status_code == 404
     assert api.get("/api/v1/flows?status=asleep").status_code == 422

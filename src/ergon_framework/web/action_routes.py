@@ -35,11 +35,11 @@ from ergon_framework.web.schemas import (
 )
 from ergon_framework.web.tokens import CallerRole
 
-Reason = Annotated[str, Field(max_length=1000, description="Why, for the history of the job.")]
+Reason = Annotated[str, Field(max_length=1000, description="Why; kept in the audit log.")]
 
 
 class ReasonBody(QueryParams):
-    """The reason of a change, for the job's history."""
+    """The reason of a change, for the audit log."""
 
     reason: Reason = ""
 
@@ -241,7 +241,7 @@ def _add_schedules(router: APIRouter, actions: JobActions) -> None:
 def _add_action(router: APIRouter, actions: JobActions, name: str) -> None:
     action = ACTIONS[name]
 
-    async def change(job_id: JobNamed, asked: ReasonBody, actor: Operator) -> Response:
+    async def change(job_id: JobNamed, asked: Reasons, actor: Operator) -> Response:
         status = await actions.change_one(action, job_id, actor, asked.reason)
         return json_response({"id": job_id, "action": name, "status": status})
 

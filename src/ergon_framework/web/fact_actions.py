@@ -36,6 +36,10 @@ logger = logging.getLogger("ergon.web")
 
 MOST_ITEM = 2**63 - 1
 """The largest number that a fact which was set aside may have."""
+MOST_REASON = 250
+"""How many characters a reason may have. The journal of a zone keeps 500, with the name of whoever
+acts before the reason.
+"""
 
 
 @dataclass(frozen=True, slots=True)

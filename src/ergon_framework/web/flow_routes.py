@@ -10,7 +10,7 @@ from fastapi.security import HTTPBearer
 from pydantic import Field
 
 from ergon_framework.core.flow import FlowStatus
-from ergon_framework.web.action_routes import Operator, Reason, ReasonBody
+from ergon_framework.web.action_routes import Operator, Reason, Reasons
 from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.flow_actions import (
     FLOW_ACTIONS,
@@ -84,7 +84,7 @@ def flow_routes(pool: BackendPool) -> APIRouter:
 def _add_action(router: APIRouter, actions: FlowActions, name: str) -> None:
     action = FLOW_ACTIONS[name]
 
-    async def change(flow_id: str, asked: ReasonBody, actor: Operator) -> Response:
+    async def change(flow_id: str, asked: Reasons, actor: Operator) -> Response:
         status = await actions.change(action, flow_id, actor, asked.reason)
         return json_response({"id": flow_id, "action": name, "status": status})
 

@@ -12,7 +12,7 @@ from ergon_framework.web.backend_pool import BackendPool
 from ergon_framework.web.console.acting import FormTaker, SureQuestion
 from ergon_framework.web.console.answers import ROOT, View
 from ergon_framework.web.console.zone_page import item_number
-from ergon_framework.web.fact_actions import FACT_ACTIONS, FactAction, FactActions
+from ergon_framework.web.fact_actions import FACT_ACTIONS, MOST_REASON, FactAction, FactActions
 from ergon_framework.web.responses import InvalidParameterError
 
 DID = {each.audited_as: each.done for each in FACT_ACTIONS.values()}
@@ -39,11 +39,14 @@ class FactForms:
                 {"zone": zone, "id": str(item)},
                 f"/zones/{quote(zone)}/quarantine/{item}",
                 reason_for="the journal of the zone",
-                most_reason=400,
+                most_reason=MOST_REASON,
                 is_final=action.is_final,
             )
             return question.view(action, "this fact")
         reason = form.get("reason", "").strip()
+        if len(reason) > MOST_REASON:
+            problem = f"is longer than {MOST_REASON} characters"
+            raise InvalidParameterError("reason", problem, "shorten it", where="form")
         await self._actions.settle(action, zone, item, actor.name, reason)
         root = str(request.scope.get("root_path", "")) + ROOT
         place = f"{root}/zones/{quote(zone)}/quarantine/{item}"
