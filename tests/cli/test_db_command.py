@@ -292,4 +292,4 @@ def test_the_help(db: DbCommands) -> None:
     assert db("--help") == 0
     assert {"upgrade", "current", "downgrade"} <= {*db.out.split()}
     assert db("downgrade", "--help") == 0
-    assert "with everything in them" in db.out
+    assert "Without REVISION, delete them with all rows." in db.out

@@ -102,7 +102,7 @@ def journal(
 ) -> None:
     """List what operators did at a zone, the newest first.
 
-    The list has seals, seeks, releases and truncations, each with its reason.
+    The list has seals, seeks, releases, discards and truncations, each with its reason.
 
     Example: ergon boundary journal --limit 20
     """

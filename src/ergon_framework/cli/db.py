@@ -81,7 +81,7 @@ def upgrade(
     parts, and updated where they exist. In an SQLite file, the first program that opens it makes
     them.
 
-    Example: ergon db upgrade --sql
+    Example: ergon db upgrade
     """
     if sql:
         scripts = [each.script() for each in _tables(config, store, has_jobs=jobs, is_offline=True)]
@@ -124,9 +124,10 @@ def downgrade(
     sql: SqlFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Delete the tables of provider calls with all rows.
+    """Go back to an earlier version of the tables of provider calls.
 
-    Other tables are not touched, those of jobs neither.
+    Without REVISION, delete them with all rows. Other tables are not touched, those of jobs
+    neither.
 
     Example: ergon db downgrade --sql
     """

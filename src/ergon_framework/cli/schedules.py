@@ -128,10 +128,7 @@ def put(
     misfire: Annotated[
         str,
         typer.Option(
-            help=(
-                "What to do with fires that were missed: run once for all of them, skip them, "
-                "or run all."
-            )
+            help="What to do with missed fires: once (one for all of them), skip, or all."
         ),
     ] = "once",
     overlap: Annotated[

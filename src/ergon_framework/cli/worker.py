@@ -122,8 +122,8 @@ def worker(
     """Run a worker: claim jobs, have executors run them, and record how each ended.
 
     It needs settings with a store and at least one executor. SIGTERM or SIGINT lets running jobs
-    finish within jobs.grace and gives the others back without charging an attempt; a second signal
-    ends the worker at once.
+    finish within jobs.grace and gives the others back without charging an attempt. A second signal
+    kills the executors and gives their jobs back; a third ends the worker at once.
 
     A worker waits for a server that cannot be reached, at the start too. With --no-wait, or with
     jobs.wait_for_store = false, it exits instead, and with --burst always.
