@@ -185,7 +185,7 @@ def requeue_all(
 
 
 def purge_all(store: FullJobStore, search: Search, limit: int | None, progress: Progress) -> int:
-    """Delete every matching job that has ended; how many."""
+    """Delete every matching job that has ended. Returns how many."""
     done = 0
     for batch in slices(store.search(search, limit)):
         done += store.purge([job for job in batch if job.status.is_final])

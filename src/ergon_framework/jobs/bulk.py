@@ -99,7 +99,9 @@ class BulkChange:
 
 
 def slices(jobs: Iterable[Job]) -> Iterator[list[Job]]:
-    """Yield the jobs that are changed together; after each slice, pause for as long as it took."""
+    """Yield the jobs that are changed together; after each slice, pause for as long as it took, but
+    at most ``MAX_REST``.
+    """
     rest = iter(jobs)
     while some := list(islice(rest, SLICE)):
         began_at = time.monotonic()

@@ -534,7 +534,7 @@ class JobClient:
         progress: Progress | None = None,
         **criteria: Unpack[JobFilter],
     ) -> int:
-        """Cancel every job that matches and waits, or also those that run; how many.
+        """Cancel every job that matches and waits, or also those that run. Returns how many.
 
         ::
 
@@ -557,7 +557,7 @@ class JobClient:
         progress: Progress | None = None,
         **criteria: Unpack[JobFilter],
     ) -> int:
-        """Let every job that matches and waits be due at another time; how many."""
+        """Let every job that matches and waits be due at another time. Returns how many."""
         due = due_instant(run_at, delay, self.store.now())
         return self._bulk(search, criteria, limit, progress).reschedule(due)
 
@@ -569,7 +569,7 @@ class JobClient:
         progress: Progress | None = None,
         **criteria: Unpack[JobFilter],
     ) -> int:
-        """Delete every job that matches and has ended, for good; how many.
+        """Delete every job that matches and has ended, for good. Returns how many.
 
         Steps are left: they are kept as long as their flow.
         """
@@ -584,7 +584,7 @@ class JobClient:
         by: str | None = None,
         **criteria: Unpack[JobFilter],
     ) -> int:
-        """Send back every dead-lettered job that matches; how many.
+        """Send back every dead-lettered job that matches. Returns how many.
 
         Those whose unique key another job holds by now are left, and the log says how many.
         """
@@ -603,7 +603,7 @@ class JobClient:
     def purge_many(
         self, search: Search, limit: int | None = None, progress: Progress | None = None
     ) -> int:
-        """Delete every dead-lettered job that matches, for good; how many."""
+        """Delete every dead-lettered job that matches, for good. Returns how many."""
         return purge_all(self.store, _failed(search), limit, progress or _unheard)
 
     # ---- the end ----
@@ -722,7 +722,7 @@ class JobClient:
         return [EnqueuedJob.of(added, self) for added in found]
 
     def _context(self) -> dict[str, Any]:
-        """What the code that enqueues is part of: its trace, and what its work belongs to."""
+        """The trace and the correlation id of the code that enqueues."""
         context: dict[str, Any] = {}
         carrier = outgoing_metadata()
         if carrier:

@@ -1,8 +1,10 @@
-"""The audit log: who did what to which job, in a file of the server that outlives the jobs.
+"""The audit log: who did what to which job, queue, schedule, flow or fact.
+
+It is a file of the server, and outlives what the entries are about.
 
 An entry is on disk before anything is done, and gets its outcome afterwards. If the process dies in
-between, the entry stays ``begun``: whether the action was done is unknown then, and the job's own
-history shows it. An action whose entry cannot be written is not done.
+between, the entry stays ``begun``: whether the action was done is unknown then; the history of
+the job, or the journal of the zone, shows it. An action whose entry cannot be written is not done.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The stores and zones that the server reads, as the settings name them. It creates
-none of them.
+"""The stores and zones that the server reads, as the settings name them.
+
+It creates none of them. Only pausing a queue before the first job makes tables.
 """
 
 from __future__ import annotations
@@ -266,7 +267,10 @@ _ADMIN = "bsfg.v1.BoundaryAdmin/"
 
 @dataclass(frozen=True, slots=True)
 class ZoneBackend:
-    """Reads a zone from its node, or from its folder."""
+    """Reads a zone from its node, or from its folder.
+
+    Facts are released and discarded by its node only.
+    """
 
     name: str
     node: NodeAddress | None

@@ -42,7 +42,10 @@ class FileToCome:
 
 
 class JobsToCome(JobBackend):
-    """A job store that is empty while its file has never existed. For reading only."""
+    """A job store that pages show as empty while its file has never existed.
+
+    Changes go to the store itself.
+    """
 
     def __init__(self, inner: JobBackend) -> None:
         super().__init__(inner.setup)

@@ -121,7 +121,7 @@ class JobActions:
         return await self.recorded(actor, action.name, job_id, reason, change)
 
     async def edit(self, job_id: str, edit: JobEdit, actor: str) -> EnqueuedJob:
-        """Send a dead-lettered job back with other arguments. Returns the id of the new job."""
+        """Send a dead-lettered job back with other arguments. Returns the new job."""
 
         def change(client: JobClient) -> EnqueuedJob:
             why, name = edit.reason, edit.new_id

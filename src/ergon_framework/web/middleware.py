@@ -1,8 +1,8 @@
 """What every request passes before a route: the access log, authentication, and limits.
 
-Callers with a token are answered; without tokens, callers on this machine. Only forms of the
-console and posts to the API may change anything. The size of a request, its time, and the number of
-requests at once are bounded.
+Callers with a token or a session are answered, and people whom the proxy names; without tokens and
+proxy, callers on this machine. Only forms of the console and posts to the API may change anything.
+The size of a request, its time, and the number of requests at once are bounded.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Authentication:
         await (self._app if refused is None else refused)(scope, receive, send)
 
     def _foreign(self, headers: Headers) -> Response | None:
-        """Whether the request uses a host name that is not one of this server's.
+        """The refusal of a request under a host name that is not this server's; None for others.
 
         A page of another site can send a browser here under a name of its own, but not under one of
         these.
@@ -289,7 +289,9 @@ class RequestLimiter:
         self._left: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on as a GET, or refuse it. Events that are no requests are passed on."""
+        """Pass a request on, a HEAD as a GET, or refuse it. Events that are no requests are passed
+        on.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

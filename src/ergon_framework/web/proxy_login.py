@@ -21,7 +21,7 @@ from ergon_framework.web.tokens import CallerRole, CallerRoles
 logger = logging.getLogger("ergon.web.audit")
 MAX_NAME = 200
 MAX_GROUPS = 1000
-"""How many groups one person may have. A header with more is refused."""
+"""How many groups of one person are read; the rest are ignored."""
 
 
 @dataclass(frozen=True, slots=True)

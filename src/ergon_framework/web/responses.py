@@ -276,7 +276,9 @@ def answer_of(error: ErgonError) -> JSONResponse:
 
 
 async def _refused(_request: Request, error: Any) -> Response:
-    """The same for paths that do not exist."""
+    """The response for what Starlette refuses: an unknown path, a wrong method, a body that is no
+    text.
+    """
     status = HTTPStatus(error.status_code)
     # The message that FastAPI gives for bytes that are no text.
     if status == HTTPStatus.BAD_REQUEST:

@@ -148,8 +148,8 @@ class Sessions:
         return found
 
     def end(self, cookie: str) -> None:
-        """Sign out. For a shared session, only the browser forgets it; other processes are not
-        told.
+        """Sign out. A shared session ends in this process; others accept its cookie until it is
+        over.
         """
         key = _digest(cookie)
         with self._lock:

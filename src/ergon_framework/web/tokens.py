@@ -185,7 +185,7 @@ def _warn_of_access(file: Path) -> None:
 
 
 def _mark(file: Path) -> tuple[int, ...]:
-    """A value that changes when the file does. None while it does not exist."""
+    """A value that changes when the file does; empty while it cannot be found."""
     try:
         found = file.stat()
     except OSError:

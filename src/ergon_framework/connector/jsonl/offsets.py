@@ -122,7 +122,9 @@ def checksum(file: BufferedReader, offset: int) -> int:
 
 
 def fingerprint(file: BufferedReader, offset: int) -> int:
-    """A checksum of both ends of what comes before ``offset``; 0 for nothing."""
+    """A checksum of both ends of what comes before ``offset``; 0 for nothing, and -1 if the file is
+    shorter.
+    """
     size = min(offset, _WINDOW)
     head = os.pread(file.fileno(), size, 0)
     # ``pread`` leaves the position alone, which belongs to the reader.

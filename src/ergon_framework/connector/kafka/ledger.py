@@ -151,8 +151,8 @@ class OffsetLedger:
         message: Any,
         due: float = 0.0,
     ) -> bool:
-        """Add a polled message. False if its partition is not this member's, or it was polled
-        before.
+        """Add a polled message. False if its partition is not this member's or is being revoked,
+        or if the message was polled before.
         """
         log = self._logs.get(partition)
         if log is None or log.is_revoking or offset <= log.last_polled:

@@ -129,8 +129,9 @@ class Sender:
             self.begin(records[start : start + SLICE]).result()
 
     def begin(self, records: Sequence[Record]) -> Future[None]:
-        """Give up to ``SLICE`` records to the client library; the future ends with their reports.
+        """Hand at most ``SLICE`` records to the client library; the caller cuts them.
 
+        The future ends with their reports.
         It always ends: the client library gives up on a record after ``timeout`` seconds.
         """
         producer = self._opened()

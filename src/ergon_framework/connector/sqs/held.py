@@ -118,9 +118,10 @@ class HeldMessages:
         return held.is_ours and SYSTEM_CLOCK.now() < held.visible_at
 
     def let_go(self, held: HeldMessage, *, with_group: bool = False) -> list[HeldMessage]:
-        """It is settled, or nobody has it; with its group, what came behind it is let go, too.
+        """Forget a message.
 
-        Answers those behind it: they go back to the queue with it, to keep their order.
+        With ``with_group``, also those behind it in its group, which are returned: they must go
+        back to the queue, too, to keep their order.
         """
         with self._lock:
             behind = [

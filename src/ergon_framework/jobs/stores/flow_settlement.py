@@ -521,7 +521,7 @@ class FlowSettlement:
         return self.row(flow_id).flow()
 
     def purge(self, flow_id: str) -> None:
-        """Keep a flow that has ended no longer: retention deletes it, with its steps."""
+        """Let retention delete a flow that has ended, with its steps."""
         row = self.row(flow_id)
         if not row.state.status.is_final:
             raise flow_goes_on(row.flow())
