@@ -41,13 +41,14 @@ IN_API = "/api/v1/boundary/plant-a/quarantine/1"
 class ZonePlace:
     """A server beside a zone that has set one fact aside; nobody serves the zone."""
 
-    def __init__(self, folder: Path, listen: str = FREE) -> None:
+    def __init__(self, folder: Path, listen: str = FREE, zone: str = "plant-a") -> None:
         self.folder = folder
         self.sessions = Sessions(None, [])
         fill_jobs(folder, waiting=0)  # with a schedule, on whose page every operator has a form
         settings_in(folder)
         file = folder / "ergon.toml"
-        file.write_text(file.read_text().replace(FREE, listen))
+        written = file.read_text().replace(FREE, listen)
+        file.write_text(written.replace("[zones.plant-a]", f'[zones."{zone}"]'))
         backends = backends_of(load_settings(file, {}))
         plan = server_plan(ServerSettings(), backends, None, sessions=self.sessions)
         self.app = build_app(plan)
@@ -89,7 +90,7 @@ def journal(folder: Path) -> list[str]:
 def form(client: ConsoleClient, action: str, item: str = "1", **fields: str) -> httpx.Response:
     """The form of a fact's page, sent as a browser does."""
     known = {"secret": secret(client, "/console/schedules"), "zone": "plant-a", "id": item}
-    return send(client, "fact", None, **known, action=action, **fields)
+    return send(client, "fact", None, **{**known, **fields}, action=action)
 
 
 @pytest.mark.parametrize(("action", "after"), [("release", "released"), ("discard", "discarded")])
@@ -236,6 +237,21 @@ def test_what_a_node_refuses(
     assert told in answer.text
     assert "secret.example" not in answer.text
     assert place.entries()[0].outcome == ("unknown" if code == "deadline_exceeded" else "refused")
+
+
+def test_a_zone_whose_name_has_a_slash_and_a_space(tmp_path: Path) -> None:
+    """Its pages and its form are found, and the commands can be pasted."""
+    name = "site 1/a"
+    fill_zone(tmp_path, name)
+    place = ZonePlace(tmp_path, zone=name)
+    client = place.signed_in()
+    item = "/console/zones/site%201/a/quarantine/1"
+    assert f'href="{item}"' in client.get("/console/zones/site%201/a").text
+    assert client.get("/console/zones/site%201/a/").url.path == "/console/zones/site 1/a"
+    assert "release 1 --zone &#39;site 1/a&#39;" in client.get(item).text
+    assert "gets it once more" in form(client, "release", zone=name, sure="yes").text
+    listed = client.get("/api/v1/boundary/site%201%2Fa/quarantine?state=released").json()
+    assert [each["id"] for each in listed["items"]] == [1]
 
 
 def test_by_its_node(tmp_path: Path) -> None:

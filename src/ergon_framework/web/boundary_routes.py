@@ -55,7 +55,7 @@ def boundary_routes(pool: BackendPool) -> APIRouter:
 
 def _add_consumers(router: APIRouter, pool: BackendPool) -> None:
     @router.get(
-        "/{zone}/consumers",
+        "/{zone:path}/consumers",
         summary="Consumers of a zone, by name",
         response_model=Page[ConsumerItem],
         responses=MISSING,
@@ -70,7 +70,7 @@ def _add_consumers(router: APIRouter, pool: BackendPool) -> None:
 
 def _add_losses(router: APIRouter, pool: BackendPool) -> None:
     @router.get(
-        "/{zone}/quarantine",
+        "/{zone:path}/quarantine",
         summary="Facts of a zone that were set aside, the oldest first",
         response_model=Page[QuarantineItem],
         responses=MISSING,
@@ -88,7 +88,7 @@ def _add_losses(router: APIRouter, pool: BackendPool) -> None:
         return json_response(page(shown, more))
 
     @router.get(
-        "/{zone}/gaps",
+        "/{zone:path}/gaps",
         summary="Recorded losses of a zone, the oldest first",
         response_model=Page[GapItem],
         responses=MISSING,

@@ -53,7 +53,7 @@ def _add_action(router: APIRouter, actions: FactActions, name: str) -> None:
 
     change.__doc__ = action.consequence
     router.post(
-        f"/{{zone}}/quarantine/{{item}}/{name}",
+        f"/{{zone:path}}/quarantine/{{item}}/{name}",
         name=f"{name}_fact",
         summary=f"{action.title}: a fact that was set aside",
         response_model=FactChange,

@@ -6,6 +6,7 @@ import base64
 import binascii
 import logging
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -169,7 +170,8 @@ class NodeAwayError(BackendUnavailableError):
     """The node of a zone is not running, and nobody else may change the zone."""
 
     def __init__(self, part: str, zone: str) -> None:
-        remedy = f"start it, such as with ergon run --all or ergon boundary serve --zone {zone}"
+        serve = f"ergon boundary serve --zone {shlex.quote(zone)}"
+        remedy = f"start it, such as with ergon run --all or {serve}"
         message = f"the node of the zone {zone!r} is not up: nothing was changed"
         ErgonError.__init__(self, message, remedy=remedy, details={"part": part})
         self.code = "unavailable"

@@ -5,6 +5,7 @@ the settings.
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from functools import partial
@@ -96,8 +97,8 @@ class ReadingPages:
             "/flows": self._flows,
             "/flows/{flow_id:path}": self._flow,
             "/providers/{provider}/{capability:path}": self._capability,
-            "/zones/{zone}": self._zone,
-            "/zones/{zone}/quarantine/{item}": self._set_aside,
+            "/zones/{zone:path}/quarantine/{item}": self._set_aside,
+            "/zones/{zone:path}": self._zone,
             "/tasks": self._tasks,
             "/traces": self._traces,
             "/traces/find": self._find_trace,
@@ -131,6 +132,7 @@ class ReadingPages:
             found = {key: value for key, value in found.items() if key not in _CONTENT}
         extra = {
             "zone": name,
+            "zone_operand": shlex.quote(name),
             "is_whole": is_whole,
             "may_show": self._pool.shows_payloads,
             "actions": [FACT_ACTIONS[each] for each in found["actions"]],

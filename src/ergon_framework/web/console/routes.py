@@ -203,8 +203,9 @@ class Console:
             router.add_route(path, self._entrance, ["GET"])
         router.add_route(f"{ROOT}/static/{{name}}", self._static, ["GET"])
         router.add_api_route(EVENTS, self._changes, response_model=None)  # which refuses HEAD
-        # Before the pages of one thing: otherwise these would be addresses with an empty id.
-        for path in ("/jobs/", "/flows/", "/traces/"):
+        # Before the pages of one thing: otherwise these would be addresses with an empty id, or
+        # with a name that ends in a slash.
+        for path in ("/jobs/", "/flows/", "/traces/", "/zones/", "/zones/{zone:path}/"):
             router.add_route(ROOT + path, self._slashed, ["GET"])
         for path, show in pages.items():
             page = self._page(show, may_share=path in _SHARED)
