@@ -233,7 +233,9 @@ def _add_schedules(router: APIRouter, actions: JobActions) -> None:
         responses=MISSING,
     )
     async def delete_schedule(schedule: ScheduleNamed, actor: Operator) -> Response:
-        """Jobs that it has enqueued stay. One of the settings comes back with the next worker."""
+        """Jobs that it has enqueued stay. One of the settings or of an App comes back with the next
+        worker.
+        """
         await actions.delete_schedule(schedule, actor)
         return json_response({"schedule": schedule, "deleted": True})
 
