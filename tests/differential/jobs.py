@@ -364,7 +364,7 @@ def _answer(call: Callable[[JobStoreSubject], Any], subject: JobStoreSubject) ->
 def _seen(job: Job | ClaimedJob) -> Mapping[str, Any]:
     """Everything but the handles, which belong to each store, and how it words its history."""
     fields = msgspec.structs.asdict(job)
-    for handle in ("key", "fence", "is_limited", "flow_id"):  # the last is a hint
+    for handle in ("key", "fence", "is_limited", "flow_id", "feeds"):  # the last two are hints
         fields.pop(handle, None)
     fields["uses"] = json.loads(json.dumps(fields["uses"]))  # lists or tuples
     step = fields.get("step")

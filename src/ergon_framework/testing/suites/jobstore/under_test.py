@@ -146,6 +146,8 @@ class JobStoreSubject(StoreSubject[FullJobStore]):
             "expected": tally.status,
             "transition": next_transition(tally, seen, RULE),
             "entry": entry,
+            # What the claim said of a step, as a worker hands it on.
+            "feeds": job.feeds if isinstance(job, ClaimedJob) else None,
         }
         return Settlement(key=job.key, id=job.id, fence=job.fence, **(fields | changes))
 
