@@ -19,21 +19,21 @@ _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]+|[\]}]+', re.DOTALL)
 from each of its quotes."""
 
 
-def decode(text: bytes) -> Any:
+def decode_leniently(text: bytes) -> Any:
     """The document; a ValueError or RecursionError if it is no JSON."""
     return json.loads(
         _without_the_deepest(text).decode("utf-8", "surrogateescape"), parse_int=_integer
     )
 
 
-def text_of(raw: bytes) -> str:
+def readable_text(raw: bytes) -> str:
     """Bytes that were received as text, for people; what is not UTF-8 is escaped."""
     return raw.decode("utf-8", "backslashreplace")
 
 
 def _unreadable(why: str, raw: bytes) -> str:
     """What stands for a value, with the bytes received; another value has another one."""
-    return f"\ud800{why}, sha256:{hashlib.sha256(raw).hexdigest()}: {text_of(raw)}"
+    return f"\ud800{why}, sha256:{hashlib.sha256(raw).hexdigest()}: {readable_text(raw)}"
 
 
 def _integer(digits: str) -> int | str:

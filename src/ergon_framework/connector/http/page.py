@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.connector.broker import lossless_json
-from ergon_framework.connector.http import lenient_json
+from ergon_framework.connector.http.lenient_json import decode_leniently, readable_text
 from ergon_framework.errors import ConnectorError, PayloadError
 
 MAX_ID = 255
@@ -207,12 +207,12 @@ def _value(text: bytes) -> Any:
         # It takes halves of characters and NaN: then one bad item does not spoil its page.
         return json.loads(text)
     except _BAD:
-        return lenient_json.decode(text)
+        return decode_leniently(text)
 
 
 def _item(value: Any, rules: PageRules) -> Item:
     if isinstance(value, _UnreadableLine):
-        kept = json.dumps(lenient_json.text_of(value.raw)[: rules.max_item_bytes])
+        kept = json.dumps(readable_text(value.raw)[: rules.max_item_bytes])
         return Item(_digest(value.raw), kept.encode("ascii"), problem="the line is no JSON")
     try:
         data = lossless_json.encode_value("", "item", value)
